@@ -1,0 +1,1 @@
+"""Finback: a complete LLM inference service as actors on NATS."""

@@ -1,0 +1,1 @@
+"""Ways for bytes to travel beside the bus: `put -> Ticket`, `get(Ticket)`."""

@@ -1,0 +1,1 @@
+"""What travels between services: messages, their codec, headers and subjects."""

@@ -1,0 +1,73 @@
+"""The sampler service: compiles grammars and answers token bitmasks."""
+
+from finback.shared.wire.codec import message
+from finback.shared.wire.messages.generate import GrammarSpec
+
+
+@message("sampler.CompileRequest/1")
+class CompileRequest:
+    """Asked by a gateway on `sampler.compile`: check and keep a grammar (or refuse it with 400)."""
+
+    model: str
+    grammar: GrammarSpec
+
+
+@message("sampler.CompileReply/1")
+class CompileReply:
+    """`grammar_id` is the content hash; the same grammar gets the same id everywhere."""
+
+    grammar_id: str
+    is_cached: bool
+    compile_ms: float
+
+
+@message("sampler.MaskRow/1")
+class MaskRow:
+    """One sequence: completion tokens from index `position` on (int32 LE) that are new.
+
+    `position` 0 with no tokens opens it. `grammar` goes along when the sampler asked for it.
+    """
+
+    request_id: str
+    choice: int
+    grammar_id: str
+    position: int
+    token_ids: bytes = b""
+    grammar: GrammarSpec | None = None
+
+
+@message("sampler.MaskRequest/1")
+class MaskRequest:
+    """Asked by decode on `sampler.mask` for the sequences that took a token."""
+
+    instance: str
+    epoch: int
+    model: str
+    rows: tuple[MaskRow, ...]
+    ended: tuple[tuple[str, int], ...] = ()
+
+
+@message("sampler.Mask/1")
+class Mask:
+    """The tokens that may come at completion index `position`.
+
+    `bitmask`: int32 LE, [ceil(vocab / 32)], bit = allowed. `need_from`: the sampler lacks tokens
+    from there on; `need_grammar`: it does not know the grammar; `error`: the tokens sent do not fit
+    the grammar (an invariant is broken, the choice ends with an error).
+    """
+
+    request_id: str
+    choice: int
+    position: int
+    bitmask: bytes = b""
+    is_accepting: bool = False
+    need_from: int | None = None
+    need_grammar: bool = False
+    error: str = ""
+
+
+@message("sampler.MaskReply/1")
+class MaskReply:
+    """One answer a row."""
+
+    masks: tuple[Mask, ...]
