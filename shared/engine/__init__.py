@@ -1,0 +1,1 @@
+"""Paged KV, continuous batching and the device thread: what a worker process runs."""

@@ -1,0 +1,127 @@
+"""What the engine is asked to generate, and where it stands with it."""
+
+import enum
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from finback.shared.wire.messages.generate import SamplingSpec
+
+SequenceKey = tuple[str, int]
+"""(request_id, choice)"""
+
+Mode = Literal["full", "prefill", "decode"]
+TokenIds = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceSpec:
+    """One choice of a request.
+
+    `token_ids`: the prompt, int32 [num_prompt_tokens]. `mode`:
+
+    - `full`: compute the prompt, then generate;
+    - `prefill`: compute the KV of all prompt tokens but the last, sample nothing, and hold the
+      blocks until `release`;
+    - `decode`: reserve blocks for the prompt and wait for `activate`, then generate.
+
+    `seed` replaces `sampling.seed` (each choice has its own). `credit_tokens`: the completion
+    length up to which the sequence may run before `grant`. `cache_salt` keeps prefixes of different
+    tenants apart. `priority`: smaller is served first; equal ones by arrival.
+    """
+
+    key: SequenceKey
+    attempt: int
+    token_ids: TokenIds
+    sampling: SamplingSpec
+    seed: int
+    mode: Mode = "full"
+    has_grammar: bool = False
+    drafting: bool = False
+    credit_tokens: int = 2**31 - 1
+    cache_salt: bytes = b""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SequenceCounts:
+    """The counts of a choice, for usage; an `EndInfo` without a reason."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_completion_tokens: int
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    num_steps: int
+
+
+class State(enum.Enum):
+    """Where a sequence is. Blocks are owned in all states but ENDED (and WAITING at first)."""
+
+    RESERVED = "reserved"  # mode decode, before activate
+    WAITING = "waiting"  # queued; owns blocks only when just activated
+    RUNNING = "running"  # has a slot
+    HELD = "held"  # mode prefill, done, until release
+    ENDED = "ended"
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """The scheduler's own state of a sequence. Counts in tokens; "committed" means retired steps.
+
+    `tokens[:num_tokens]` are known: the prompt and the committed completion. The KV of
+    `tokens[:num_computed]` lies in `block_ids`. `in_flight` holds, for each step that is planned but
+    not committed, the least and the most tokens that it computes.
+    """
+
+    spec: SequenceSpec
+    order: tuple[int, int]
+    tokens: TokenIds
+    num_prompt: int
+    num_tokens: int
+    max_total: int
+    root_hash: bytes
+    credit: int
+    state: State = State.WAITING
+    slot: int = -1
+    incarnation: int = 0
+    is_decoding: bool = False
+    num_computed: int = 0
+    in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+    block_ids: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_registered: int = 0
+    num_sent_blocks: int = 0
+    mask: tuple[int, bytes] | None = None
+    num_cached: int = -1
+    num_reported: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+
+    @property
+    def num_completion(self) -> int:
+        """Committed completion tokens."""
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def target(self) -> int:
+        """How many known tokens are to be computed: a prompt to hand over lacks its last."""
+        return self.num_tokens - 1 if self.spec.mode == "prefill" else self.num_tokens
+
+    def counts(self, num_completion: int | None = None) -> SequenceCounts:
+        """Counts so far, of a completion cut to `num_completion` tokens if given."""
+        return SequenceCounts(
+            num_prompt_tokens=self.num_prompt,
+            num_cached_tokens=max(0, self.num_cached),
+            num_completion_tokens=(
+                self.num_completion if num_completion is None else num_completion
+            ),
+            num_draft_tokens=self.num_drafted,
+            num_accepted_tokens=self.num_accepted,
+            num_steps=self.num_steps,
+        )
