@@ -1,0 +1,110 @@
+"""A conversation to the pieces of a prompt: plain text stretches and control tokens.
+
+Before the template sees them, `developer` becomes `system`, text parts become one string, and a
+final assistant message is left open, so that the model continues it.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from finback.shared.codec.chat_template import ChatTemplate
+from finback.shared.codec.control_tokens import (
+    ControlToken,
+    ControlTokens,
+    map_strings,
+    strings_in,
+    unused_mark,
+)
+from finback.shared.errors import InvalidRequest
+
+Message = Mapping[str, Any]
+
+
+class ConversationRenderer:
+    """Renders with the injection check that a template which inspects its input needs."""
+
+    def __init__(self, template: ChatTemplate, control: ControlTokens) -> None:
+        self._template = template
+        self._control = control
+
+    def pieces(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+    ) -> list[str | ControlToken]:
+        """The prompt of a conversation; control spellings in its strings stay text."""
+        plain = plain_messages(messages)
+        supplied = strings_in([plain, variables or {}])
+        if not any(self._control.may_occur(text) for text in supplied):
+            return list(self._control.split(self._render(plain, variables)))
+        mark = unused_mark([*supplied, self._template.source])
+        text = self._render_marked(plain, variables, mark)
+        return [
+            piece if isinstance(piece, ControlToken) else piece.replace(mark, "")
+            for piece in self._control.split(text)
+        ]
+
+    def _render_marked(
+        self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None, mark: str
+    ) -> str:
+        """The rendering with marks, if it says the same as the one without.
+
+        Where the template looks at control spellings in what it is given (Qwen3 cuts an earlier
+        answer at `</think>`), it gets to see those of assistant messages, if none of them comes
+        through as a control token. Failing that, the marked rendering holds: always safe.
+        """
+        wanted = self._render(messages, variables)
+        marked_variables = self._marked(variables or {}, mark)
+        marked = [self._marked(message, mark) for message in messages]
+        safe = self._render(marked, marked_variables)
+        if safe.replace(mark, "") == wanted:
+            return safe
+        seen = [
+            message if message["role"] == "assistant" else hidden
+            for message, hidden in zip(messages, marked, strict=True)
+        ]
+        open_text = self._render(seen, marked_variables)
+        spellings = self._control.spellings_in
+        if open_text.replace(mark, "") == wanted and spellings(open_text) == spellings(safe):
+            return open_text
+        return safe
+
+    def _marked(self, value: Any, mark: str) -> Any:
+        def change(text: str) -> str:
+            return self._control.mark(text, mark)
+
+        return map_strings(value, change)
+
+    def _render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None
+    ) -> str:
+        if messages[-1]["role"] != "assistant" or len(messages) == 1:
+            return self._template.render(messages, variables=variables)
+        rendered = self._template.render(messages[:-1], variables=variables)
+        return rendered + str(messages[-1]["content"])
+
+
+def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """Messages as templates expect them: known roles, content one string."""
+    if not messages:
+        raise InvalidRequest("messages must not be empty", param="messages")
+    return [_plain(message, index) for index, message in enumerate(messages)]
+
+
+def _plain(message: Message, index: int) -> dict[str, Any]:
+    role = "system" if message["role"] == "developer" else message["role"]
+    content = message.get("content")
+    if content is None:
+        content = ""
+    elif not isinstance(content, str):
+        content = "\n".join(_part_text(part, index, at) for at, part in enumerate(content))
+    kept = {key: value for key, value in message.items() if value is not None}
+    return {**kept, "role": role, "content": content}
+
+
+def _part_text(part: Mapping[str, Any], index: int, at: int) -> str:
+    if part.get("type") not in ("text", "input_text", "output_text"):
+        raise InvalidRequest(
+            f"content parts of type {part.get('type')!r} are not supported by this model",
+            param=f"messages.{index}.content.{at}.type",
+            reason="unsupported_value",
+        )
+    return str(part["text"])

@@ -1,0 +1,100 @@
+"""A tokenizer from Hugging Face's tokenizer.json, with its added tokens told apart from its text.
+
+Two tokenizers come of one file: `full` as it stands, and `plain` with an empty list of added tokens
+(the library's own switch for untrusted text leaves added tokens with `special: false` active).
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any, Final
+
+import tokenizers
+
+from finback.shared.codec.control_tokens import ControlToken
+from finback.shared.codec.gguf_tokenizer import END_SPELLINGS
+from finback.shared.codec.pre_tokenizers import SAFE_PATTERNS
+from finback.shared.codec.tokenizer import Tokenizer
+from finback.shared.errors import ConfigError
+
+_ADDED_KEY: Final = '"added_tokens"'
+
+
+def build(tokenizer_json: str, *, bos_id: int | None, eos_ids: Sequence[int]) -> Tokenizer:
+    """`bos_id` and `eos_ids` come from the model's config; the file's template may add to them."""
+    added, plain_json = _without_added(tokenizer_json)
+    try:
+        plain = tokenizers.Tokenizer.from_str(plain_json)
+    except Exception as error:  # noqa: BLE001 -- tokenizers raises bare Exception for a bad file
+        raise ConfigError(f"tokenizer.json cannot be used: {error}") from error
+    _check_byte_level(plain)
+    plain.no_truncation()
+    plain.no_padding()
+    prefix = plain.encode("").ids  # what the file's post-processor puts in front of any text
+    control = [_control_token(entry) for entry in added]
+    ends = [token.token_id for token in control if token.spelling in END_SPELLINGS]
+
+    def load_full() -> tokenizers.Tokenizer:
+        return tokenizers.Tokenizer.from_str(tokenizer_json)
+
+    return Tokenizer(
+        plain=plain,
+        full=load_full,
+        control=control,
+        vocab_size=max([plain.get_vocab_size(), *(token.token_id + 1 for token in control)]),
+        bos_id=prefix[0] if prefix else bos_id,
+        eos_ids=tuple(dict.fromkeys([*eos_ids, *ends])),
+        adds_bos=bool(prefix),
+        is_cuttable=_is_cuttable(tokenizer_json),
+    )
+
+
+def _without_added(text: str) -> tuple[list[dict[str, Any]], str]:
+    """The added tokens and the file without them; only that list is parsed, not the vocabulary."""
+    position = text.find(_ADDED_KEY)
+    if position < 0:
+        raise ConfigError("tokenizer.json has no added_tokens; is it a Hugging Face tokenizer?")
+    start = text.find("[", position)
+    try:
+        added, end = json.JSONDecoder().raw_decode(text, start)
+        is_usable = all({"id", "content"} <= entry.keys() for entry in added)
+    except (ValueError, AttributeError) as error:
+        raise ConfigError("tokenizer.json: its added_tokens cannot be read") from error
+    if not is_usable:
+        raise ConfigError("tokenizer.json: an added token lacks its id or content")
+    return added, f"{text[:start]}[]{text[end:]}"
+
+
+def _is_cuttable(text: str) -> bool:
+    """Is its pre-tokenizer one of those for which cutting long text was proved safe."""
+    position = text.find('"pre_tokenizer"')
+    try:
+        found, _ = json.JSONDecoder().raw_decode(text, text.index("{", position))
+    except ValueError:
+        return False
+    steps = found.get("pretokenizers", [found])
+    return all(_is_safe_step(step) for step in steps)
+
+
+def _is_safe_step(step: dict[str, Any]) -> bool:
+    kind = step.get("type")
+    if kind == "Split":
+        return step.get("pattern", {}).get("Regex") in SAFE_PATTERNS
+    return kind in ("ByteLevel", "Digits") and not step.get("add_prefix_space", False)
+
+
+def _control_token(entry: dict[str, Any]) -> ControlToken:
+    return ControlToken(
+        token_id=entry["id"],
+        spelling=entry["content"],
+        is_special=bool(entry.get("special", False)),
+        lstrip=bool(entry.get("lstrip", False)),
+        rstrip=bool(entry.get("rstrip", False)),
+    )
+
+
+def _check_byte_level(tokenizer: tokenizers.Tokenizer) -> None:
+    """Decoding by a table of bytes needs a byte-level vocabulary: 'Ġ' must be a blank in it."""
+    if tokenizer.decoder is None or "ByteLevel" not in repr(tokenizer.decoder):
+        raise ConfigError(
+            "tokenizer.json is not a byte-level BPE; only byte-level vocabularies are supported"
+        )
