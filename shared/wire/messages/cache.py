@@ -20,7 +20,11 @@ class ArenaReply:
 
 @message("cache.ReserveRequest/1")
 class ReserveRequest:
-    """Asked on `cache.reserve`: room for blocks of `block_bytes` each, under a lease."""
+    """Asked on `cache.reserve`: room for blocks of `block_bytes` each, under a lease.
+
+    `lease_id` (32 hex digits) is drawn by the asker, so that asking again is harmless and a lease
+    whose reply was lost can still be released; empty: the cache draws it.
+    """
 
     request_id: str
     owner: str
@@ -28,6 +32,7 @@ class ReserveRequest:
     num_blocks: int
     block_bytes: int
     lease_ms: int = 10_000
+    lease_id: str = ""
 
 
 @message("cache.Slot/1")
@@ -51,11 +56,15 @@ class ReserveReply:
 
 @message("cache.CommitRequest/1")
 class CommitRequest:
-    """Asked on `cache.commit`: these slots are written. `checksums[i]` belongs to `slot_ids[i]`."""
+    """Asked on `cache.commit`: these slots are written. `checksums[i]` belongs to `slot_ids[i]`.
+
+    `lengths[i]` is how much of the slot was written; empty: each slot in full.
+    """
 
     lease_id: str
     slot_ids: tuple[int, ...]
     checksums: tuple[bytes, ...]
+    lengths: tuple[int, ...] = ()
 
 
 @message("cache.LeaseRequest/1")

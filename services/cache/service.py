@@ -1,0 +1,147 @@
+"""The cache service's endpoints and its clock; the arena itself is in `arena.py`."""
+
+import time
+from pathlib import Path
+from typing import ClassVar, Final
+
+import anyio
+from anyio import to_thread
+
+from finback.services.cache.arena import Arena
+from finback.services.cache.arena_files import ArenaFiles
+from finback.shared.actor.endpoint import Call
+from finback.shared.actor.service import Service, ServiceContext
+from finback.shared.clock import monotonic_s
+from finback.shared.errors import Unavailable
+from finback.shared.wire.messages.cache import (
+    ArenaReply,
+    ArenaRequest,
+    CommitRequest,
+    LeaseReply,
+    LeaseRequest,
+    ReserveReply,
+    ReserveRequest,
+)
+from finback.shared.wire.messages.control import InstanceLost
+
+# Small enough not to hold much of a laptop's memory for one prompt, large enough to be few.
+EXTENT_BYTES: Final = 64 * 1024 * 1024
+TICK_S: Final = 1.0
+_REAP_EVERY: Final = 5  # ticks
+_CHECK_EVERY: Final = 60  # ticks
+
+
+class CacheService(Service):
+    """Hands out slots of the arena, under leases. A restart goes on with what the arena holds."""
+
+    name: ClassVar[str] = "cache"
+
+    def __init__(self, context: ServiceContext) -> None:
+        super().__init__(context)
+        self._arena: Arena | None = None
+        self._nonce = ""
+
+    async def start(self) -> None:
+        """Adopt the arena, then answer."""
+        folder = Path(self.config.shm_dir) / self.config.stack_id
+        await to_thread.run_sync(self._open, folder)
+        for verb, request_type, handler in (
+            ("arena", ArenaRequest, self._on_arena),
+            ("reserve", ReserveRequest, self._on_reserve),
+            ("commit", CommitRequest, self._on_commit),
+            ("renew", LeaseRequest, self._on_renew),
+            ("release", LeaseRequest, self._on_release),
+        ):
+            # One worker: nothing here awaits, and order is kept.
+            await self.add_endpoint(verb, request_type, handler, scope="both", workers=1)
+        lost = self.subjects.event("supervisor", "instance-lost")
+        await self.listen(lost, InstanceLost, self._on_instance_lost)
+        self.spawn(self._tick)
+
+    async def stop(self) -> None:
+        """Leave the arena to the next process."""
+        arena, self._arena = self._arena, None
+        if arena is not None:
+            arena.close()
+
+    def _open(self, folder: Path) -> None:
+        files = ArenaFiles(folder, max_bytes=self.config.arena_bytes, extent_bytes=EXTENT_BYTES)
+        self._arena = Arena(files, now_s=monotonic_s())
+        self._nonce = files.write_probe()
+        self.log.info("arena", folder=str(folder), num_adopted=self._arena.num_adopted)
+
+    @property
+    def arena(self) -> Arena:
+        """The arena, between start and stop."""
+        if self._arena is None:
+            raise Unavailable("the arena is closed")
+        return self._arena
+
+    async def _on_arena(self, call: Call[ArenaRequest]) -> ArenaReply:
+        return ArenaReply(
+            path=str(self.arena.folder),
+            nonce=self._nonce,
+            instance=self.instance,
+            epoch=self.epoch,
+        )
+
+    async def _on_reserve(self, call: Call[ReserveRequest]) -> ReserveReply:
+        started = time.perf_counter()
+        reply = self.arena.reserve(call.message, monotonic_s())
+        asked, given = call.message.num_blocks, len(reply.slots)
+        self.metrics.observe("finback.cache.reserve_duration", time.perf_counter() - started)
+        self.metrics.count("finback.cache.slots", given, outcome="reserved")
+        if given < asked:
+            self.metrics.count("finback.cache.slots", asked - given, outcome="refused")
+        return reply
+
+    async def _on_commit(self, call: Call[CommitRequest]) -> LeaseReply:
+        self.arena.commit(call.message, monotonic_s())
+        num_slots = len(call.message.slot_ids)
+        self.metrics.count("finback.cache.slots", num_slots, outcome="committed")
+        return LeaseReply(held=(call.message.lease_id,))
+
+    async def _on_renew(self, call: Call[LeaseRequest]) -> LeaseReply:
+        return LeaseReply(held=tuple(self.arena.renew(call.message.lease_ids, monotonic_s())))
+
+    async def _on_release(self, call: Call[LeaseRequest]) -> LeaseReply:
+        return LeaseReply(held=tuple(self.arena.release(call.message.lease_ids)))
+
+    def _on_instance_lost(self, lost: InstanceLost) -> None:
+        num_freed = self.arena.writer_died(lost.instance, lost.epoch)
+        if num_freed:
+            self.log.info("writer died", writer=lost.instance, num_freed=num_freed)
+
+    async def _tick(self) -> None:
+        num_ticks = 0
+        while self._arena is not None:
+            num_ticks += 1
+            num_expired = self.arena.expire(monotonic_s(), self._is_registered)
+            if num_expired:
+                self.metrics.count("finback.cache.leases_expired", num_expired)
+                self.log.warning("leases expired", num_leases=num_expired)
+            if num_ticks % _REAP_EVERY == 0:
+                self.arena.reap_writers()
+            if num_ticks % _CHECK_EVERY == 0:
+                self.arena.check_integrity()
+            self._measure()
+            await anyio.sleep(TICK_S)
+
+    def _is_registered(self, owner: str, epoch: int) -> bool:
+        directory = self.context.directory
+        if not directory.is_synced:
+            return True  # an empty view proves nothing
+        found = directory.find(owner)
+        return found is not None and found.epoch <= epoch
+
+    def _measure(self) -> None:
+        counts = self.arena.counts()
+        for state, value in (
+            ("free", counts.num_free),
+            ("reserved", counts.num_reserved),
+            ("committed", counts.num_committed),
+            ("quarantined", counts.num_quarantined),
+        ):
+            self.metrics.gauge("finback.cache.num_slots", value, state=state)
+        self.metrics.gauge("finback.cache.num_leases", counts.num_leases)
+        self.metrics.gauge("finback.cache.arena_size_bytes", self.arena.num_bytes)

@@ -1,0 +1,216 @@
+"""A worker's dealings with the cache service: leases on arena slots, kept and given back.
+
+    session = ArenaSession(client, owner=instance, owner_epoch=epoch)
+    task_group.start_soon(session.run)              # renews leases, retries releases
+    if await session.connect():                     # False: no common memory, use lane `nats`
+        lease = await session.reserve(request_id, num_blocks, block_bytes)   # maybe fewer slots
+        view = session.writer.view(lease.slots[0])  # write the block in place ...
+        tickets = await session.commit(lease, [(lease.slots[0], length)])
+        await session.release(lease.lease_id)       # once the reader has copied
+
+A process that only reads needs neither `run` nor a lease.
+"""
+
+import contextlib
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import anyio
+from anyio import to_thread
+
+from finback.shared.actor.client import Client
+from finback.shared.errors import ServingError, Unavailable
+from finback.shared.lanes.base import checksum
+from finback.shared.lanes.probe import WriterLock, probe
+from finback.shared.lanes.shm import ArenaReader, ArenaWriter, make_ticket
+from finback.shared.lanes.ticket import Ticket
+from finback.shared.wire.messages.cache import (
+    ArenaReply,
+    ArenaRequest,
+    CommitRequest,
+    LeaseReply,
+    LeaseRequest,
+    ReserveReply,
+    ReserveRequest,
+    Slot,
+)
+
+LEASE_MS: Final = 10_000
+RENEW_EVERY_S: Final = 3.0
+_TIMEOUT_S: Final = 2.0
+_RELEASE_BATCH: Final = 1000
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLease:
+    """Reserved slots; all of them end with the lease."""
+
+    lease_id: str
+    slots: tuple[Slot, ...]
+
+
+class ArenaSession:
+    """One process's hold on the arena of its host. A reader may use it without `run`."""
+
+    def __init__(self, client: Client, *, owner: str, owner_epoch: int) -> None:
+        self._client = client
+        self._owner = owner
+        self._owner_epoch = owner_epoch
+        self._folder: Path | None = None
+        self._lock: WriterLock | None = None
+        self._reader: ArenaReader | None = None
+        self._writer: ArenaWriter | None = None
+        self._held: set[str] = set()
+        self._lost: set[str] = set()
+        self._unreleased: set[str] = set()
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `connect` found common memory."""
+        return self._folder is not None
+
+    @property
+    def reader(self) -> ArenaReader:
+        """Reads tickets; only once connected."""
+        if self._reader is None:
+            raise Unavailable("no arena on this host")
+        return self._reader
+
+    @property
+    def writer(self) -> ArenaWriter:
+        """Gives views of reserved slots; only once connected."""
+        if self._writer is None:
+            raise Unavailable("no arena on this host")
+        return self._writer
+
+    async def connect(self) -> bool:
+        """Ask for the arena and probe it. False when it is not there or not of this host."""
+        if self.is_connected:
+            return True
+        try:
+            arena = await self._ask("arena", ArenaRequest(), ArenaReply)
+        except ServingError:
+            return False
+        if not await to_thread.run_sync(probe, arena.path, arena.nonce):
+            return False
+        folder = Path(arena.path)
+        self._lock = WriterLock(folder, self._owner, self._owner_epoch)
+        self._reader, self._writer = ArenaReader(folder), ArenaWriter(folder)
+        self._folder = folder
+        return True
+
+    async def reserve(self, request_id: str, num_blocks: int, block_bytes: int) -> SlotLease:
+        """Up to `num_blocks` slots; fewer (even none) when the arena is full.
+
+        Raises `Unavailable` when the cache does not answer: then the blocks take another lane.
+        """
+        lease_id = secrets.token_hex(16)
+        request = ReserveRequest(
+            request_id=request_id,
+            owner=self._owner,
+            owner_epoch=self._owner_epoch,
+            num_blocks=num_blocks,
+            block_bytes=block_bytes,
+            lease_ms=LEASE_MS,
+            lease_id=lease_id,
+        )
+        try:
+            reply = await self._ask("reserve", request, ReserveReply, request_id=request_id)
+        except BaseException:
+            # The reply, not the reservation, may be what was lost: `run` gives it back.
+            self._unreleased.add(lease_id)
+            raise
+        if reply.slots:
+            self._held.add(lease_id)
+        return SlotLease(lease_id, reply.slots)
+
+    async def commit(
+        self, lease: SlotLease, written: Sequence[tuple[Slot, int]], request_id: str = ""
+    ) -> tuple[Ticket, ...]:
+        """Checksum (slot, length) pairs that were filled in place; their tickets, now readable.
+
+        Drop the views first. Raises `NotFound` when the lease has expired, `Unavailable`.
+        """
+        tickets = await to_thread.run_sync(self._seal, written)
+        await self.commit_tickets(lease, [slot for slot, _ in written], tickets, request_id)
+        return tickets
+
+    async def commit_tickets(
+        self,
+        lease: SlotLease,
+        slots: Sequence[Slot],
+        tickets: Sequence[Ticket],
+        request_id: str = "",
+    ) -> None:
+        """Make tickets readable that `writer.write` gave for these slots."""
+        request = CommitRequest(
+            lease_id=lease.lease_id,
+            slot_ids=tuple(slot.slot_id for slot in slots),
+            checksums=tuple(ticket.checksum for ticket in tickets),
+            lengths=tuple(ticket.length for ticket in tickets),
+        )
+        await self._ask("commit", request, LeaseReply, request_id)
+
+    async def release(self, *lease_ids: str) -> None:
+        """Give leases back, expired ones too. Never fails: `run` repeats what did not get through.
+
+        Nothing may write to the slots any more.
+        """
+        self._held.difference_update(lease_ids)
+        self._lost.difference_update(lease_ids)
+        self._unreleased.update(lease_ids)
+        with contextlib.suppress(ServingError):
+            await self._flush_releases()
+
+    def is_lost(self, lease_id: str) -> bool:
+        """The lease expired before it could be renewed: its tickets are dead. Release it."""
+        return lease_id in self._lost
+
+    async def run(self) -> None:
+        """Renew all leases every 3 s and repeat failed releases; runs until cancelled."""
+        while True:
+            await anyio.sleep(RENEW_EVERY_S)
+            with contextlib.suppress(ServingError):
+                await self._flush_releases()
+            with contextlib.suppress(ServingError):
+                await self._renew()
+
+    def close(self) -> None:
+        """Unmap and end the proof of life."""
+        for part in (self._reader, self._writer, self._lock):
+            if part is not None:
+                part.close()
+        self._folder = self._reader = self._writer = self._lock = None
+
+    async def _renew(self) -> None:
+        asked = tuple(self._held)
+        if asked:
+            reply = await self._ask("renew", LeaseRequest(lease_ids=asked), LeaseReply)
+            lost = self._held.intersection(asked) - set(reply.held)
+            self._held -= lost
+            self._lost |= lost
+
+    async def _flush_releases(self) -> None:
+        while self._unreleased:
+            ids = tuple(islice(self._unreleased, _RELEASE_BATCH))
+            await self._ask("release", LeaseRequest(lease_ids=ids), LeaseReply)
+            self._unreleased.difference_update(ids)
+
+    def _seal(self, written: Sequence[tuple[Slot, int]]) -> tuple[Ticket, ...]:
+        tickets = []
+        for slot, length in written:
+            with self.writer.view(slot) as view:
+                tickets.append(make_ticket(slot, length, checksum(view[:length])))
+        return tuple(tickets)
+
+    async def _ask(self, verb: str, message: Any, reply_type: type[T], request_id: str = "") -> T:
+        subject = self._client.subjects.service("cache", verb)
+        return await self._client.call(
+            subject, message, reply_type, timeout_s=_TIMEOUT_S, request_id=request_id
+        )

@@ -1,0 +1,101 @@
+"""The arena's bytes: what is written is read, and what makes no sense is refused."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finback.shared.lanes.arena_format import (
+    PAGE,
+    ExtentHeader,
+    SlotHeader,
+    SlotState,
+    pack_extent,
+    parse_extent,
+    plan_extent,
+    read_slot,
+    table_offset,
+    write_slot,
+)
+
+HEADERS = st.builds(
+    SlotHeader,
+    state=st.sampled_from(SlotState),
+    generation=st.integers(0, 2**64 - 1),
+    owner=st.from_regex(r"\A[a-z0-9-]{0,64}\Z"),
+    owner_epoch=st.integers(0, 2**64 - 1),
+    lease_id=st.binary(min_size=16, max_size=16).filter(any).map(bytes.hex),
+    lease_ms=st.integers(0, 60_000),
+    length=st.integers(0, 2**40),
+    checksum=st.binary(min_size=16, max_size=16).filter(any),
+)
+
+
+@given(st.lists(HEADERS, min_size=1, max_size=4))
+def test_slot_headers_come_back(headers: list[SlotHeader]) -> None:
+    table = memoryview(bytearray(table_offset(4)))
+    for index, header in enumerate(headers):
+        write_slot(table, index, header)
+    assert [read_slot(table, index) for index in range(len(headers))] == headers
+
+
+@given(
+    slot_bytes=st.integers(1, 200).map(lambda pages: pages * PAGE),
+    file_bytes=st.integers(0, 1 << 22),
+)
+def test_planned_extents_fit_and_parse(slot_bytes: int, file_bytes: int) -> None:
+    header = plan_extent(7, slot_bytes, file_bytes)
+    if header is None:
+        assert file_bytes < 2 * PAGE + slot_bytes
+        return
+    assert header.file_bytes <= file_bytes
+    assert header.data_offset % PAGE == 0
+    assert header.data_offset >= table_offset(header.num_slots)
+    assert parse_extent(pack_extent(header), header.file_bytes) == header
+    for index in (0, header.num_slots - 1):
+        assert header.slot_index(header.slot_offset(index)) == index
+
+
+@pytest.mark.parametrize("offset", [0, PAGE, 2 * PAGE + 1, 4 * PAGE])
+def test_offsets_between_slots_are_refused(offset: int) -> None:
+    header = ExtentHeader(extent_id=1, slot_bytes=PAGE, num_slots=2, data_offset=2 * PAGE)
+    with pytest.raises(ValueError, match="no slot"):
+        header.slot_index(offset)
+
+
+def test_a_foreign_or_truncated_file_is_refused() -> None:
+    header = plan_extent(7, PAGE, 1 << 16)
+    assert header is not None
+    packed = pack_extent(header)
+    for head, size in ((b"", 0), (b"x" * 64, 1 << 16), (packed, header.file_bytes - 1)):
+        with pytest.raises(ValueError, match=r"."):
+            parse_extent(head, size)
+
+
+@given(state=st.sampled_from(SlotState), header=HEADERS, stop=st.integers(0, 10))
+def test_a_kill_between_two_writes_leaves_the_old_state_or_the_new(
+    state: SlotState, header: SlotHeader, stop: int
+) -> None:
+    class Killed(Exception):
+        pass
+
+    class Table:
+        """Lets `stop` assignments through, as a process that is killed then."""
+
+        def __init__(self, inner: memoryview) -> None:
+            self.inner, self.left = inner, stop
+
+        def __setitem__(self, key: int | slice, value: int | bytes) -> None:
+            if self.left == 0:
+                raise Killed
+            self.left -= 1
+            self.inner[key] = value  # type: ignore[index, assignment]  # int with int, slice with bytes
+
+    inner = memoryview(bytearray(table_offset(1)))
+    write_slot(inner, 0, SlotHeader(state=state, lease_id="01" * 16, owner="a"))
+    try:
+        write_slot(Table(inner), 0, header)  # type: ignore[arg-type]  # only assigned to
+    except Killed:
+        pass
+    assert read_slot(inner, 0).state in (state, header.state)
+    if read_slot(inner, 0).state is header.state is SlotState.RESERVED is not state:
+        assert read_slot(inner, 0) == header
