@@ -1,0 +1,1 @@
+"""Starts, watches, restarts and stops the other services; holds the command line."""

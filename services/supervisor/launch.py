@@ -1,0 +1,60 @@
+"""Runs a supervisor in this process: checks first, then its logs, its event loop, its exit code."""
+
+import asyncio
+import contextlib
+import ipaddress
+from collections.abc import Callable
+from pathlib import Path
+
+from finback.services.supervisor.run_dir import RunDir, StackState
+from finback.shared.config import StackConfig
+from finback.shared.errors import ConfigError
+from finback.shared.telemetry import logging
+
+
+def check(config: StackConfig) -> StackConfig:
+    """What can be known to be wrong before anything is started; fills in the model's name.
+
+    Raises `ConfigError`: one line that says what and how to mend it.
+    """
+    from finback.shared.models.source import open_source
+
+    source = open_source(config.model)
+    if config.max_model_len > source.config.max_model_len:
+        raise ConfigError(
+            f"max_model_len {config.max_model_len} is above the model's "
+            f"{source.config.max_model_len} tokens"
+        )
+    if not _is_loopback(config.http_host) and not config.api_keys_file:
+        raise ConfigError(
+            f"http_host {config.http_host} is reachable from outside and no API key is set: "
+            "make one (finback keys create) and set api_keys_file, or listen on 127.0.0.1"
+        )
+    return config
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def serve(
+    config: StackConfig,
+    *,
+    nats_port: int,
+    report: Callable[[str], None],
+    on_ready: Callable[[StackState], None],
+) -> int:
+    """Supervise until told to stop. Raises `ConfigError` if the stack cannot start."""
+    from finback.services.supervisor.supervisor import Supervisor
+
+    run_dir = RunDir(Path(config.run_dir))
+    run_dir.create()
+    with run_dir.log("supervisor").open("a", buffering=1, encoding="utf-8") as log:
+        # The logger keeps the stream that is stderr now; people read `report` instead.
+        with contextlib.redirect_stderr(log):
+            logging.setup("supervisor", "supervisor", config.log_level)
+        supervisor = Supervisor(config, nats_port=nats_port, report=report)
+        return asyncio.run(supervisor.run(on_ready))

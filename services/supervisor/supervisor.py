@@ -1,0 +1,325 @@
+"""The stack's life: private bus, services, readiness, restarts, ordered end."""
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from finback.services.supervisor import (
+    child_config,
+    cleanup,
+    log_files,
+    nats_config,
+    nats_server,
+    ports,
+    probe,
+    restart_policy,
+    topology,
+)
+from finback.services.supervisor import slot as slots_
+from finback.services.supervisor.nats_server import NatsServer
+from finback.services.supervisor.run_dir import RunDir, StackState, start_time, write_private
+from finback.services.supervisor.slot import Slot
+from finback.services.supervisor.state_watch import StateWatch
+from finback.services.supervisor.topology import ProcessSpec
+from finback.shared import clock
+from finback.shared.actor.client import Client
+from finback.shared.actor.nats_bus import BusSettings, NatsBus, connect
+from finback.shared.config import StackConfig
+from finback.shared.telemetry.logging import get_logger
+from finback.shared.wire.subjects import Subjects
+
+START_TIMEOUT_S: Final = 300.0
+# Beyond the drain time that services keep themselves, before they are killed.
+STOP_MARGIN_S: Final = 3.0
+ROTATE_EVERY_S: Final = 10.0
+TELL_EVERY_S: Final = 5.0
+
+_STOP_GROUPS: Final = (("gateway",), ("router",), ("prefill", "decode"))
+
+_log = get_logger(__name__)
+
+
+class Supervisor:
+    """Runs one stack from start to end; `report` gets one line of progress at a time."""
+
+    def __init__(
+        self, config: StackConfig, *, nats_port: int, report: Callable[[str], None]
+    ) -> None:
+        self._config = config
+        self._nats_port = nats_port
+        self._report = report
+        self._run_dir = RunDir(Path(config.run_dir))
+        self._nats: NatsServer | None = None
+        self._bus: NatsBus | None = None
+        self._slots: list[Slot] = []
+        self._states: StateWatch | None = None
+        self._background: set[asyncio.Task[None]] = set()
+        self._is_ready = False
+        self._started_unix_s = clock.unix_s()
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+
+    # -- what others see
+
+    @property
+    def state(self) -> StackState:
+        """What the state file says."""
+        config, nats = self._config, self._nats
+        by_role = {role: slot.snapshot() for slot in self._slots for role in slot.spec.roles}
+        order = [role for role in topology.ROLES if role in by_role]
+        return StackState(
+            stack_id=config.stack_id,
+            supervisor_pid=os.getpid(),
+            supervisor_start_time=start_time(os.getpid()),
+            http=_http_url(config),
+            nats=nats.url_with(nats_config.CLIENT) if nats else config.nats_url,
+            model=config.model_name,
+            shm_dir=config.shm_dir,
+            ready=self._is_ready,
+            nats_pid=nats.child.pid if nats else 0,
+            nats_start_time=nats.child.start_time if nats else 0.0,
+            trace_dir=config.trace_dir,
+            started_unix_s=self._started_unix_s,
+            services={role: by_role[role] for role in order},
+        )
+
+    def changed(self) -> None:
+        """Write the state file (a `Watcher` method)."""
+        self._run_dir.write_state(self.state)
+
+    async def lost(self, slot: Slot, instance: str, reason: str) -> None:
+        """Tell everybody at once that an instance is gone (a `Watcher` method)."""
+        if self._states is not None:
+            await self._states.tell_lost(slot, instance, reason)
+
+    # -- life
+
+    async def run(self, on_ready: Callable[[StackState], None]) -> int:
+        """Start, call `on_ready`, serve until a signal, stop. Raises `ConfigError` if it cannot start.
+
+        Whatever way it ends, no process, no arena and no state file is left.
+        """
+        lock = self._run_dir.lock()
+        try:
+            with self._signals():
+                cleanup.after_dead_stack(self._run_dir)
+                serving = asyncio.create_task(self._start(), name="start")
+                if not await self._finished(serving):
+                    return 130
+                self._is_ready = True
+                self.changed()
+                on_ready(self.state)
+                await self._stop.wait()
+                return 0
+        finally:
+            await asyncio.shield(self._end())
+            lock.release()
+
+    async def _finished(self, start: "asyncio.Task[None]") -> bool:
+        """Await the start; False if a signal came first."""
+        stop = asyncio.create_task(self._stop.wait())
+        await asyncio.wait((start, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not start.done():
+            start.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await start
+            return False
+        start.result()
+        return True
+
+    async def _start(self) -> None:
+        await self._start_bus()
+        config = self._config
+        cores = topology.num_cores()
+        layout = topology.choose_layout(config.roles_layout, cores)
+        http_port = ports.choose(config.http_host, config.http_port, "HTTP", "--http-port")
+        self._config = config = child_config.effective(
+            config, http_port=http_port, roles_layout=layout
+        )
+        config_file = self._run_dir.root / "config.toml"
+        write_private(config_file, child_config.to_toml(config))
+        specs = topology.plan(layout, cores, config.num_threads)
+        environment = self._environment_of(config_file)
+        self._slots += [Slot(spec, self._run_dir, environment, self) for spec in specs]
+        self.changed()
+        self._report(f"starting {len(specs)} services, prefill and decode {_layout_words(layout)}")
+        for slot in self._slots:
+            self._spawn(slot.keep(), f"keep-{slot.spec.name}")
+        self._spawn(self._rotate_logs(), "rotate-logs")
+        await slots_.wait_serving(self._slots, START_TIMEOUT_S, self._tell_waiting())
+        self._report("services are up; waiting for the gateway")
+        await probe.wait_http_ready(_http_url(config), START_TIMEOUT_S)
+
+    async def _start_bus(self) -> None:
+        config = self._config
+        url, user, password = config.nats_url, config.nats_user, config.nats_password
+        if not url:
+            self._report("starting a private NATS server")
+            self._nats = await nats_server.start(
+                self._run_dir,
+                port=self._nats_port,
+                prefix=config.subject_prefix,
+                name=f"finback-{config.stack_id}",
+            )
+            url, user = self._nats.url, nats_config.SUPERVISOR
+            password = self._nats.passwords[user]
+            self._spawn(self._keep_nats(self._nats), "keep-nats")
+        self._bus = await connect(
+            BusSettings(
+                url=url,
+                name="supervisor",
+                user=user,
+                password=password,
+                ca_file=config.nats_ca_file,
+                connect_timeout_s=10.0,
+            )
+        )
+        client = Client(self._bus, Subjects(config.subject_prefix))
+        self._states = StateWatch(client, self._slots)
+        await self._states.start()
+        self._spawn(self._states.poll_forever(), "poll-states")
+
+    def _environment_of(self, config_file: Path) -> Callable[[ProcessSpec, str], dict[str, str]]:
+        config, nats = self._config, self._nats
+
+        def environment(spec: ProcessSpec, instance: str) -> dict[str, str]:
+            return child_config.environment(
+                spec,
+                config_file=config_file,
+                instance=instance,
+                nats_url=nats.url if nats else config.nats_url,
+                user=spec.name if nats else config.nats_user,
+                password=nats.passwords[spec.name] if nats else config.nats_password,
+            )
+
+        return environment
+
+    async def _keep_nats(self, nats: NatsServer) -> None:
+        """Start the bus again when it dies; services reconnect by themselves."""
+        policy, crashes_s = restart_policy.RestartPolicy(), tuple[float, ...]()
+        while True:
+            exit_code = await nats.child.wait()
+            if self._stop.is_set():
+                return
+            reason = restart_policy.describe_exit(exit_code)
+            decision = restart_policy.decide(
+                policy,
+                crashes_s,
+                clock.monotonic_s(),
+                crashed=restart_policy.is_crash(exit_code),
+                random_unit=0.5,
+            )
+            crashes_s = decision.crashes_s
+            if decision.delay_s is None:
+                _log.error("NATS server failed; stopping", reason=reason)
+                self._stop.set()
+                return
+            _log.warning("NATS server ended; starting it again", reason=reason)
+            await asyncio.sleep(decision.delay_s)
+            await nats.restart()
+            self.changed()
+
+    # -- the end
+
+    async def _end(self) -> None:
+        """Stop everything in order; at the second signal at once."""
+        self._stop.set()
+        forced = asyncio.create_task(self._kill_when_forced())
+        timeout_s = self._config.drain_timeout_s + STOP_MARGIN_S if self._is_ready else 5.0
+        try:
+            await slots_.stop_all(self._stop_steps(), timeout_s)
+        finally:
+            forced.cancel()
+        for task in tuple(self._background):
+            task.cancel()
+        await asyncio.gather(*self._background, return_exceptions=True)
+        await self._close_bus()
+        state = self.state
+        cleanup.remove_arena(state)
+        self._run_dir.state_file.unlink(missing_ok=True)
+
+    def _stop_steps(self) -> list[list[Slot]]:
+        named = {slot.spec.name: slot for slot in self._slots}
+        steps = [[named.pop(n) for n in group if n in named] for group in _STOP_GROUPS]
+        return [*steps, list(named.values())]
+
+    async def _kill_when_forced(self) -> None:
+        await self._force.wait()
+        for slot in self._slots:
+            slot.kill()
+
+    async def _close_bus(self) -> None:
+        if self._bus is not None:
+            await self._bus.close()
+        if self._nats is not None:
+            await self._nats.stop()
+
+    # -- helpers
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """The first signal stops, the second forces."""
+        loop = asyncio.get_running_loop()
+        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        for number in numbers:
+            loop.add_signal_handler(number, self._signalled)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+    def _signalled(self) -> None:
+        if self._stop.is_set():
+            self._force.set()
+        else:
+            self._report("stopping (once more to stop at once)")
+        self._stop.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._background.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            _log.error("supervisor task failed; stopping", task=task.get_name(), error=repr(error))
+            self._stop.set()
+
+    def _tell_waiting(self) -> Callable[[list[str]], None]:
+        """Reports the services still waited for, once for every change and every few seconds."""
+        last: tuple[list[str], float] = ([], 0.0)
+
+        def tell(names: list[str]) -> None:
+            nonlocal last
+            now_s = clock.monotonic_s()
+            if names and (names != last[0] or now_s - last[1] > TELL_EVERY_S):
+                last = (names, now_s)
+                self._report(f"waiting for {', '.join(names)}")
+
+        return tell
+
+    async def _rotate_logs(self) -> None:
+        while True:
+            await asyncio.sleep(ROTATE_EVERY_S)
+            for path in self._run_dir.logs.glob("*.log"):
+                await asyncio.to_thread(log_files.rotate, path)
+
+
+def _http_url(config: StackConfig) -> str:
+    """The address for a client on this machine."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+    host = everywhere.get(config.http_host, config.http_host)
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"http://{host}:{config.http_port}"
+
+
+def _layout_words(layout: topology.Layout) -> str:
+    return "in one process" if layout == "cohost" else "separate"
