@@ -82,7 +82,8 @@ class GenerationSpec:
 
     `token_ids`: int32 little-endian, [num_prompt_tokens]. `gateway` is the instance that gets the
     tokens (on `stream.<gateway>.<decode>`). `credit_tokens`: how many tokens a choice may run ahead
-    before the gateway grants more.
+    before the gateway grants more. `timeout_ms`: what was left of the request's time when this was
+    sent; 0 means the stack's `request_timeout_s`.
     """
 
     request_id: str
@@ -98,6 +99,7 @@ class GenerationSpec:
     credit_tokens: int = 1024
     drafting: bool = True
     cache_salt: str = ""
+    timeout_ms: int = 0
 
 
 @message("generate.EndInfo/1")

@@ -1,0 +1,1 @@
+"""The decode role: takes prompts over, batches continuously, streams tokens."""

@@ -1,0 +1,82 @@
+"""Taking a prompt over from prefill: blocks are copied by ticket, checked, put into the pool.
+
+A block that does not arrive whole is a miss: decode computes it, and all after it, itself.
+"""
+
+import asyncio
+from typing import Final
+
+from finback.services.decode.table import Request
+from finback.shared.engine.worker_host import WorkerHost
+from finback.shared.errors import NotFound
+from finback.shared.kv.layout import BlockGeometry
+from finback.shared.lanes.base import CorruptData
+from finback.shared.lanes.ticket import Ticket
+from finback.shared.telemetry import tracing
+from finback.shared.wire.messages.decode import HandoffRequest
+
+# Blocks copied at a time: bounds the host memory that a hand-over takes.
+_MAX_PARALLEL: Final = 4
+
+
+class BlockReceiver:
+    """Copies the blocks of tickets into the engine's pool."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        spec = host.engine.cache_spec
+        self._geometry = BlockGeometry(
+            block_size=spec.block_size,
+            num_layers=spec.num_layers,
+            num_kv_heads=spec.num_kv_heads,
+            head_dim=spec.head_dim,
+            kv_dtype=spec.kv_dtype,
+        )
+        self._slots = asyncio.Semaphore(_MAX_PARALLEL)
+
+    async def receive(self, request: Request, handoff: HandoffRequest) -> tuple[int, ...]:
+        """Copy all blocks of a hand-over; returns the indices of those that could not be had."""
+        attributes = {
+            tracing.REQUEST_ID: handoff.request_id,
+            "finback.num_blocks": len(handoff.tickets),
+            "finback.num_tokens": handoff.num_tokens,
+        }
+        with tracing.span("handoff", attributes) as span:
+            indexed = list(enumerate(handoff.tickets, start=handoff.first_block))
+            # Past a block that is missing nothing is of use: decode computes from there on.
+            wanted = [(i, t) for i, t in indexed if not _is_lost(request, i)]
+            results = await asyncio.gather(
+                *(self._receive_one(request, index, ticket) for index, ticket in wanted)
+            )
+            missing = tuple(index for index, is_there in results if not is_there)
+            span.set_attribute("finback.num_missing", len(missing))
+            span.set_attribute("finback.lane", handoff.tickets[0].kind if indexed else "none")
+        return missing
+
+    async def _receive_one(self, request: Request, index: int, ticket: Ticket) -> tuple[int, bool]:
+        async with self._slots:
+            try:
+                data = await self._fetch(request, index, ticket)
+            except CorruptData as error:
+                self._host.metrics.count("finback.decode.blocks_missed", reason=error.reason)
+                return index, False
+            await self._host.engine.import_block(_first_key(request), index, data)
+        self._host.metrics.count("finback.decode.blocks_taken", lane=ticket.kind)
+        return index, True
+
+    async def _fetch(self, request: Request, index: int, ticket: Ticket) -> memoryview:
+        block_size = self._geometry.block_size
+        num_tokens = min(block_size, request.num_prompt_tokens - 1 - index * block_size)
+        if num_tokens < 1 or ticket.length != self._geometry.num_bytes(num_tokens):
+            raise CorruptData("length", f"{ticket.length} bytes for {num_tokens} tokens")
+        return await self._host.lanes.get(ticket)
+
+
+def _first_key(request: Request) -> tuple[str, int]:
+    if not request.choices:
+        raise NotFound("the request has no choices")
+    return (request.request_id, min(request.choices))
+
+
+def _is_lost(request: Request, index: int) -> bool:
+    return request.first_missing is not None and index >= request.first_missing

@@ -1,0 +1,151 @@
+"""The way of one prompt: reserve at decode, compute, hand finished blocks over while computing."""
+
+import dataclasses
+from typing import Final
+
+from finback.services.prefill.giving import BlockGiver, Given
+from finback.services.prefill.job import Job
+from finback.services.prefill.split import Split, ready_blocks, split_prompt
+from finback.shared.engine.from_wire import refusal, sequence_spec
+from finback.shared.engine.token_chunks import split_token_ids
+from finback.shared.engine.worker_host import WorkerHost
+from finback.shared.errors import DeadlineExceeded, Unavailable
+from finback.shared.telemetry import tracing
+from finback.shared.wire.messages.decode import (
+    HandoffReply,
+    HandoffRequest,
+    ReserveReply,
+    ReserveRequest,
+)
+from finback.shared.wire.messages.prefill import TokenChunk
+
+_RESERVE_TIMEOUT_S: Final = 10.0
+_HANDOFF_TIMEOUT_S: Final = 30.0
+
+
+class HandOver:
+    """Runs jobs against the engine and a decode instance."""
+
+    def __init__(self, host: WorkerHost) -> None:
+        self._host = host
+        self._giver = BlockGiver(host)
+        self._block_size = host.engine.cache_spec.block_size
+
+    async def run(self, job: Job) -> None:
+        """Return once decode has all of the prompt; raises `ServingError` when that cannot be."""
+        reserved = await self._reserve(job)
+        num_prompt = len(job.prompt) // 4
+        sequence = sequence_spec(
+            job.spec, job.spec.choices[0], job.prompt, "prefill", drafting=False
+        )
+        # What prefill itself has cached is only known on admission, so ask for that first.
+        split = split_prompt(num_prompt, reserved.num_cached_tokens, 0, self._block_size)
+        if not split.is_empty:
+            admission = self._host.engine.add(sequence)
+            if not admission.accepted:
+                raise refusal(admission)
+            job.is_in_engine = True
+            job.num_cached = admission.num_cached_tokens
+            split = split_prompt(
+                num_prompt, reserved.num_cached_tokens, job.num_cached, self._block_size
+            )
+        if split.is_empty:
+            num_tokens = min(reserved.num_cached_tokens, split.num_tokens)
+            await self._send(job, None, split.num_blocks, num_tokens, is_last=True)
+            return
+        job.split = split
+        await self._give_blocks(job, split, reserved.lane)
+
+    async def _reserve(self, job: Job) -> ReserveReply:
+        request, subjects = job.request, self._host.subjects
+        first, *rest = split_token_ids(job.prompt)
+        timeout_s = min(_RESERVE_TIMEOUT_S, job.remaining_s())
+        # Pieces first: they are kept until the reservation asks for them.
+        for index, piece in enumerate(rest, start=1):
+            chunk = TokenChunk(
+                request_id=job.spec.request_id,
+                attempt=job.spec.attempt,
+                index=index,
+                token_ids=piece,
+            )
+            subject = subjects.instance("decode", request.decode_instance, "chunk")
+            await self._host.client.publish(subject, chunk)
+        spec = dataclasses.replace(
+            job.spec, token_ids=first, timeout_ms=max(1, round(job.remaining_s() * 1000))
+        )
+        reply = await self._host.client.call(
+            subjects.instance("decode", request.decode_instance, "reserve"),
+            ReserveRequest(
+                spec=spec,
+                prefill_instance=self._host.instance,
+                prefill_epoch=self._host.epoch,
+                num_chunks=1 + len(rest),
+            ),
+            ReserveReply,
+            timeout_s=timeout_s,
+            request_id=job.spec.request_id,
+            attempt=job.spec.attempt,
+            epoch=request.decode_epoch,
+        )
+        return reply
+
+    async def _give_blocks(self, job: Job, split: Split, lane: str) -> None:
+        next_block = split.first_block
+        while next_block < split.num_blocks:
+            ready = ready_blocks(job.num_computed, split, self._block_size)
+            if ready <= next_block:
+                await job.progress.wait()
+                continue
+            given = await self._giver.give(job, split, next_block, ready, lane)
+            try:
+                next_block += len(given.tickets)
+                is_last = next_block == split.num_blocks
+                covered = min(next_block * self._block_size, split.num_tokens)
+                first = next_block - len(given.tickets)
+                reply = await self._send(job, given, first, covered, is_last=is_last)
+            finally:
+                self._host.spawn(given.release)
+            if reply.missing and not is_last:
+                # Decode computes from the first missing block on: nothing of ours is of use to it.
+                await self._send(job, None, next_block, covered, is_last=True)
+                return
+
+    async def _send(
+        self, job: Job, given: Given | None, first_block: int, num_tokens: int, *, is_last: bool
+    ) -> HandoffReply:
+        tickets = () if given is None else given.tickets
+        message = HandoffRequest(
+            request_id=job.spec.request_id,
+            attempt=job.spec.attempt,
+            first_block=first_block,
+            tickets=tickets,
+            num_tokens=num_tokens,
+            is_last=is_last,
+            num_cached_tokens=job.num_cached,
+        )
+        attributes = {
+            tracing.REQUEST_ID: job.spec.request_id,
+            "finback.num_blocks": len(tickets),
+            "finback.lane": tickets[0].kind if tickets else "none",
+        }
+        with tracing.span("handoff", attributes):
+            return await self._ask(job, message)
+
+    async def _ask(self, job: Job, message: HandoffRequest) -> HandoffReply:
+        """Hand over; asked once more when no answer came, which decode takes as the same."""
+        subject = self._host.subjects.instance("decode", job.request.decode_instance, "handoff")
+        for is_retry in (False, True):
+            try:
+                return await self._host.client.call(
+                    subject,
+                    message,
+                    HandoffReply,
+                    timeout_s=min(_HANDOFF_TIMEOUT_S, job.remaining_s()),
+                    request_id=job.spec.request_id,
+                    attempt=job.spec.attempt,
+                    epoch=job.request.decode_epoch,
+                )
+            except DeadlineExceeded:
+                if is_retry:
+                    raise
+        raise Unavailable("decode does not take the hand-over", reason="handoff")

@@ -1,0 +1,247 @@
+"""The process of a worker: one engine, and one or more roles over it.
+
+    python -m finback.services.decode --roles prefill,decode
+
+Roles are named by import string, so that no service imports another. A process with both roles has
+one instance id and is in the registry under each of its roles.
+"""
+
+import argparse
+import contextlib
+import importlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, ClassVar, Final, cast
+
+import anyio
+
+from finback.shared.actor import process
+from finback.shared.actor.bus import Bus
+from finback.shared.actor.nats_bus import connect
+from finback.shared.actor.service import Service, ServiceContext
+from finback.shared.clock import monotonic_s
+from finback.shared.config import StackConfig
+from finback.shared.engine.engine import Engine
+from finback.shared.engine.output import StepOutput
+from finback.shared.engine.role import Role
+from finback.shared.errors import ServingError
+from finback.shared.lanes.inline import InlineLane
+from finback.shared.lanes.nats_lane import NatsLane
+from finback.shared.lanes.select import LaneSet
+from finback.shared.lanes.session import ArenaSession
+from finback.shared.lanes.shm_lane import ShmLane
+from finback.shared.wire.messages.control import InstanceRecord
+from finback.shared.wire.messages.decode import LoadReport
+
+ROLES: Final = {
+    "prefill": "finback.services.prefill.service:PrefillRole",
+    "decode": "finback.services.decode.service:DecodeRole",
+}
+_LOAD_REPORT_S: Final = 0.25
+# A cache that did not answer is left alone this long: lane `nats` serves meanwhile.
+_ARENA_RETRY_S: Final = 1.0
+
+OnStep = Callable[[StepOutput], None]
+# Builds the engine (not started yet); runs in a worker thread, because weights take seconds.
+LoadEngine = Callable[[StackConfig, OnStep], Engine]
+
+
+class WorkerHost(Service):
+    """See above. Roles use it as their view of the process."""
+
+    name: ClassVar[str] = "worker"
+
+    def __init__(
+        self, context: ServiceContext, roles: Sequence[str], load_engine: LoadEngine
+    ) -> None:
+        super().__init__(context)
+        self._role_names = tuple(roles)
+        self._load_engine = load_engine
+        self._roles: dict[str, Role] = {}
+        self._data_bus: Bus | None = None
+        self._arena_retry_s = 0.0
+        self._is_stopping = False
+        self.engine: Engine
+        self.nats_lane: NatsLane
+        self.lanes: LaneSet
+        self.arena = ArenaSession(context.client, owner=self.instance, owner_epoch=self.epoch)
+
+    # -- lifecycle
+
+    async def start(self) -> None:
+        """Load the model, start the engine, then the roles."""
+        self.engine = await anyio.to_thread.run_sync(self._load_engine, self.config, self._on_step)
+        await self.engine.start()
+        self.spawn(self.engine.failed)
+        await self._open_lanes()
+        self._roles = {name: _role_class(name)(self) for name in self._role_names}
+        for role in self._roles.values():
+            await role.start()
+        self.spawn(self._report_load)
+
+    async def _open_lanes(self) -> None:
+        """KV bytes get a connection of their own, so that they never stand in front of tokens."""
+        self._data_bus = await connect(
+            process.bus_settings(self.config, f"{self.name}-lane"), self.metrics
+        )
+        role = self._role_names[0]
+        subject = self.subjects.instance(role, self.instance, "lane")
+        self.nats_lane = NatsLane(self._data_bus, subject)
+        await self.nats_lane.start()
+        self.lanes = LaneSet([InlineLane(), ShmLane(self.arena), self.nats_lane])
+        self.spawn(self.arena.run)
+
+    async def drain(self) -> None:
+        """Let every role finish what it has; prefill first, because it feeds decode."""
+        for name in sorted(self._roles, key=lambda n: n != "prefill"):
+            await self._roles[name].drain()
+
+    async def stop(self) -> None:
+        """Roles first, then the engine, then what they shared."""
+        self._is_stopping = True
+        for role in reversed(self._roles.values()):
+            await role.stop()
+        if self._roles:
+            await self.engine.stop()
+            await self.nats_lane.close()
+        self.arena.close()
+        if self._data_bus is not None:
+            await self._data_bus.close()
+
+    def record(self) -> InstanceRecord:
+        """What the router needs to know of this worker."""
+        engine: Engine | None = getattr(self, "engine", None)
+        if engine is None:
+            return self.base_record(roles=self._role_names, model=self.config.model_name)
+        return self.base_record(
+            roles=self._role_names,
+            model=self.config.model_name,
+            max_model_len=engine.max_model_len,
+            num_blocks=engine.num_blocks,
+            cache_spec=engine.cache_spec,
+        )
+
+    def progress(self) -> int:
+        """Steps of the engine."""
+        engine: Engine | None = getattr(self, "engine", None)
+        return super().progress() + (0 if engine is None else engine.progress)
+
+    # -- for roles
+
+    def sibling(self, name: str) -> Role | None:
+        """Another role of this process."""
+        return self._roles.get(name)
+
+    async def serve(
+        self,
+        role: str,
+        verb: str,
+        request_type: type[Any],
+        handler: Callable[[Any], Awaitable[Any]],
+        *,
+        mailbox: int = 256,
+        workers: int = 8,
+        takes_work: bool = False,
+    ) -> None:
+        """Answer `<role>.<instance>.<verb>`; `takes_work`: refused while draining."""
+        await self.add_endpoint(
+            verb,
+            request_type,
+            handler,
+            scope="instance",
+            mailbox=mailbox,
+            workers=workers,
+            role=role,
+            refuse_when_draining=takes_work,
+        )
+
+    async def has_arena(self) -> bool:
+        """Whether this process shares memory with the cache instance (lane `shm`)."""
+        if self.arena.is_connected:
+            return True
+        if monotonic_s() < self._arena_retry_s:
+            return False
+        is_there = await self.arena.connect()
+        if not is_there:
+            self._arena_retry_s = monotonic_s() + _ARENA_RETRY_S
+        return is_there
+
+    def watch_instances(self, service: str, on_gone: Callable[[str], None]) -> None:
+        """Call with each instance of `service` whose registry lease has gone."""
+        directory = self.context.directory
+        known: set[str] = set()
+
+        def changed() -> None:
+            now = {record.instance for record in directory.instances(service, state=None)}
+            gone = known - now
+            known.clear()
+            known.update(now)
+            for instance in sorted(gone):
+                on_gone(instance)
+
+        directory.on_change(changed)
+
+    # -- loops
+
+    def _on_step(self, output: StepOutput) -> None:
+        for role in self._roles.values():
+            role.on_step(output)
+
+    async def _report_load(self) -> None:
+        while True:
+            await anyio.sleep(_LOAD_REPORT_S)
+            for role in self._role_names:
+                with contextlib.suppress(ServingError):  # the bus is away: nobody would hear it
+                    subject = self.subjects.event(role, "load")
+                    await self.client.publish(subject, self._load_of(role))
+
+    def _load_of(self, role: str) -> LoadReport:
+        load = self.engine.load()
+        return LoadReport(
+            instance=self.instance,
+            epoch=self.epoch,
+            role=role,
+            num_running=load.num_running,
+            num_waiting=load.num_waiting,
+            num_free_blocks=load.num_free_blocks,
+            num_blocks=load.num_blocks,
+            num_waiting_tokens=load.num_waiting_tokens,
+            step_time_ms=load.step_time_ms,
+            tokens_per_s=load.tokens_per_s,
+        )
+
+
+def _role_class(name: str) -> Callable[[WorkerHost], Role]:
+    module, _, attribute = ROLES[name].partition(":")
+    return cast("Callable[[WorkerHost], Role]", getattr(importlib.import_module(module), attribute))
+
+
+def host_class(
+    service: str, roles: Sequence[str], load_engine: LoadEngine
+) -> Callable[[ServiceContext], WorkerHost]:
+    """A `WorkerHost` that goes by the name of `service`."""
+
+    class Named(WorkerHost):
+        name = service
+
+        def __init__(self, context: ServiceContext) -> None:
+            super().__init__(context, roles, load_engine)
+
+    return Named
+
+
+def run(service: str, argv: Sequence[str]) -> int:
+    """Run a worker process until it is told to stop; return the exit code."""
+    from finback.shared.engine.build import load_engine  # torch: not for `--help`
+
+    parser = argparse.ArgumentParser(prog=f"finback.services.{service}", add_help=False)
+    parser.add_argument("--roles", default=service, type=_roles, help="comma-separated roles")
+    given, rest = parser.parse_known_args(argv)
+    return process.run(host_class(service, given.roles, load_engine), argv=rest)
+
+
+def _roles(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    unknown = sorted(set(names) - set(ROLES))
+    if unknown or not names:
+        raise argparse.ArgumentTypeError(f"roles are {', '.join(ROLES)}, not {text!r}")
+    return names
