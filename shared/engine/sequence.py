@@ -85,6 +85,7 @@ class Sequence:
     max_total: int
     root_hash: bytes
     credit: int
+    stops: frozenset[int]
     state: State = State.WAITING
     slot: int = -1
     incarnation: int = 0

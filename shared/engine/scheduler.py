@@ -1,0 +1,331 @@
+"""What to run, and what became of it. Pure: dataclasses in, plans and outputs out.
+
+The engine calls `plan` (up to one step ahead) and `commit` (in the order of the plans). Everything a
+client may see leaves through `commit`: that is where a completion's first stop is found and what ran
+past it is dropped.
+"""
+
+from collections.abc import Sequence as Rows
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from finback.shared.engine.output import Admission, PrefillProgress, SequenceOutput
+from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan
+from finback.shared.engine.planner import StepPlanner
+from finback.shared.engine.sequence import (
+    Sequence,
+    SequenceCounts,
+    SequenceKey,
+    SequenceSpec,
+    State,
+    TokenIds,
+)
+from finback.shared.engine.stopping import find_stop, stop_ids
+from finback.shared.engine.table import SchedulerConfig, SequenceTable
+from finback.shared.errors import InvariantViolated
+from finback.shared.kv import block_hash
+from finback.shared.wire.messages.generate import EndInfo
+
+
+@dataclass(slots=True)
+class Committed:
+    """What a retired step brought (the scheduler's part of a `StepOutput`)."""
+
+    rows: list[SequenceOutput] = field(default_factory=list)
+    prefilled: list[PrefillProgress] = field(default_factory=list)
+    want_masks: list[tuple[SequenceKey, int]] = field(default_factory=list)
+    want_drafts: list[tuple[SequenceKey, int]] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.prefilled or self.want_masks or self.want_drafts)
+
+
+class Scheduler:
+    """Continuous batching over one block pool."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.table = SequenceTable(config)
+        self._planner = StepPlanner(self.table)
+        self._num_arrived = 0
+        self._news = Committed()
+
+    # -- sequences come and go
+
+    def add(self, spec: SequenceSpec) -> Admission:
+        """Queue a sequence (mode decode: reserve its blocks), or refuse it with a reason."""
+        refusal = self._refusal(spec)
+        if refusal is not None:
+            return refusal
+        sequence = self._make(spec)
+        if spec.mode == "decode":
+            if not self.table.take_blocks(sequence, sequence.num_tokens):
+                return _refuse("no_blocks", "no KV blocks are free for this prompt now")
+            sequence.state = State.RESERVED
+            num_cached = sequence.num_computed
+        else:
+            num_cached = len(self.table.match_prefix(sequence)) * self.config.block_size
+            self.table.enqueue(sequence)
+        older = self.table.by_key.get(spec.key)
+        if older is not None:
+            self.table.end(older)
+        self.table.ended.pop(spec.key, None)
+        self.table.by_key[spec.key] = sequence
+        if spec.has_grammar and spec.mode == "full":
+            self._news.want_masks.append((spec.key, 0))
+        return Admission(accepted=True, num_cached_tokens=num_cached)
+
+    def activate(
+        self, key: SequenceKey, num_computed_tokens: int, num_cached_tokens: int | None = None
+    ) -> bool:
+        """A reserved sequence has the KV of its first tokens; from now on it is queued."""
+        sequence = self.table.by_key.get(key)
+        if sequence is None or sequence.state is not State.RESERVED:
+            return False
+        known = min(num_computed_tokens, sequence.num_prompt - 1)
+        sequence.num_computed = max(sequence.num_computed, known)
+        if num_cached_tokens is not None:
+            sequence.num_cached = max(sequence.num_cached, num_cached_tokens)
+        self.table.register_blocks(sequence)
+        self.table.enqueue(sequence)
+        if sequence.spec.has_grammar:
+            self._news.want_masks.append((key, 0))
+        return True
+
+    def abort(self, key: SequenceKey) -> Sequence | None:
+        """End a live sequence silently; None if it is not known."""
+        sequence = self.table.by_key.get(key)
+        if sequence is not None:
+            self.table.end(sequence)
+        return sequence
+
+    def finish(self, key: SequenceKey, num_tokens: int) -> SequenceCounts | None:
+        """End a choice with its first `num_tokens` completion tokens; also one that has ended."""
+        sequence = self.table.by_key.get(key)
+        if sequence is not None:
+            self.table.end(sequence)
+            return sequence.counts(min(num_tokens, sequence.num_completion))
+        record = self.table.ended.pop(key, None)
+        if record is None:
+            return None
+        counts = record.counts
+        return SequenceCounts(
+            num_prompt_tokens=counts.num_prompt_tokens,
+            num_cached_tokens=counts.num_cached_tokens,
+            num_completion_tokens=min(num_tokens, counts.num_completion_tokens),
+            num_draft_tokens=counts.num_draft_tokens,
+            num_accepted_tokens=counts.num_accepted_tokens,
+            num_steps=counts.num_steps,
+        )
+
+    def release(self, key: SequenceKey) -> None:
+        """Mode prefill: its blocks are no longer needed (they stay findable as prefixes)."""
+        sequence = self.table.by_key.get(key)
+        if sequence is not None and sequence.spec.mode == "prefill":
+            self.table.end(sequence)
+
+    def grant(self, key: SequenceKey, up_to_offset: int) -> bool:
+        """Raise the completion length up to which a sequence may run."""
+        sequence = self.table.by_key.get(key)
+        if sequence is None or up_to_offset <= sequence.credit:
+            return False
+        sequence.credit = up_to_offset
+        return True
+
+    def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> bool:
+        """Keep the mask of the next completion index; one for another index is stale."""
+        sequence = self.table.by_key.get(key)
+        if sequence is None or position != sequence.num_completion:
+            return False
+        sequence.mask = (position, bitmask)
+        return True
+
+    def tokens(self, key: SequenceKey) -> TokenIds | None:
+        """The committed completion of a live or remembered choice."""
+        sequence = self.table.by_key.get(key)
+        if sequence is not None:
+            return sequence.tokens[sequence.num_prompt : sequence.num_tokens].copy()
+        record = self.table.ended.get(key)
+        return None if record is None else record.token_ids
+
+    # -- steps
+
+    def plan(self) -> StepPlan | None:
+        """The next step, or None when nothing can run now."""
+        plan = self._planner.plan()
+        for sequence in self._planner.held:
+            self._report_progress(self._news, sequence)
+        self._planner.held.clear()
+        return plan
+
+    def take_news(self) -> Committed:
+        """What happened outside of a step since the last call."""
+        news, self._news = self._news, Committed()
+        return news
+
+    def commit(self, plan: StepPlan, results: Rows[ItemResult]) -> Committed:
+        """Take the results of the oldest uncommitted plan."""
+        if len(results) != len(plan.items):
+            raise InvariantViolated(f"step {plan.step} has {len(results)} results")
+        out = Committed()
+        for item, result in zip(plan.items, results, strict=True):
+            sequence = item.sequence
+            sequence.in_flight.popleft()
+            if sequence.state is State.ENDED:
+                self.table.retire(sequence)
+            elif result.error:
+                self.table.pool.unregister(sequence.block_ids)
+                self._end(out, sequence, _error_end(result.error))
+            else:
+                self._commit_item(out, item, result)
+        return out
+
+    def _commit_item(self, out: Committed, item: PlanItem, result: ItemResult) -> None:
+        sequence = item.sequence
+        is_current = sequence.incarnation == item.incarnation and sequence.state is State.RUNNING
+        if is_current:
+            sequence.num_computed += result.num_computed
+        if sequence.spec.mode == "prefill":
+            self.table.register_blocks(sequence)
+            if sequence.num_computed >= sequence.target:
+                self.table.leave_slot(sequence)
+                sequence.state = State.HELD
+            self._report_progress(out, sequence)
+            return
+        if result.token_ids:
+            self._commit_tokens(out, sequence, result, is_current=is_current)
+        elif is_current:
+            self.table.register_blocks(sequence)
+
+    def _commit_tokens(
+        self, out: Committed, sequence: Sequence, result: ItemResult, *, is_current: bool
+    ) -> None:
+        offset = sequence.num_completion
+        sampling = sequence.spec.sampling
+        stop = find_stop(
+            result.token_ids,
+            num_completion=offset,
+            max_completion=sequence.max_total - sequence.num_prompt,
+            min_tokens=sampling.min_tokens,
+            stops=sequence.stops,
+        )
+        kept = result.token_ids[: stop.num_kept]
+        end = sequence.num_tokens + stop.num_kept
+        sequence.tokens[sequence.num_tokens : end] = kept
+        sequence.num_tokens = end
+        sequence.num_steps += 1
+        sequence.num_drafted += result.num_drafted
+        sequence.num_accepted += stop.num_kept - 1
+        if is_current:
+            self.table.register_blocks(sequence)
+        row = SequenceOutput(
+            key=sequence.spec.key,
+            attempt=sequence.spec.attempt,
+            offset=offset,
+            token_ids=np.asarray(kept, dtype=np.int32),
+            logprobs=None if result.logprobs is None else result.logprobs[: stop.num_kept],
+            end=None
+            if stop.reason is None
+            else _end_info(sequence, stop.reason, stop.stop_token_id),
+            num_drafted=result.num_drafted,
+            num_accepted=stop.num_kept - 1,
+        )
+        out.rows.append(row)
+        if row.end is not None:
+            self.table.remember(sequence)
+            self.table.end(sequence)
+        elif sequence.spec.has_grammar:
+            out.want_masks.append((sequence.spec.key, sequence.num_completion))
+        elif sequence.spec.drafting and self.config.max_draft_tokens:
+            out.want_drafts.append((sequence.spec.key, sequence.num_tokens))
+
+    def _end(self, out: Committed, sequence: Sequence, end: EndInfo) -> None:
+        out.rows.append(
+            SequenceOutput(
+                key=sequence.spec.key,
+                attempt=sequence.spec.attempt,
+                offset=sequence.num_completion,
+                token_ids=np.empty(0, dtype=np.int32),
+                end=end,
+            )
+        )
+        self.table.remember(sequence)
+        self.table.end(sequence)
+
+    def _report_progress(self, out: Committed, sequence: Sequence) -> None:
+        is_last = sequence.state is State.HELD
+        if sequence.num_computed > sequence.num_reported or is_last:
+            sequence.num_reported = sequence.num_computed
+            out.prefilled.append(
+                PrefillProgress(
+                    key=sequence.spec.key,
+                    attempt=sequence.spec.attempt,
+                    num_computed_tokens=sequence.num_computed,
+                    is_last=is_last,
+                )
+            )
+
+    # -- admission
+
+    def _refusal(self, spec: SequenceSpec) -> Admission | None:
+        config = self.config
+        if spec.token_ids.size == 0:
+            return _refuse("empty", "the prompt has no tokens")
+        if spec.token_ids.size >= config.max_model_len:
+            return _refuse(
+                "too_long",
+                f"the prompt has {spec.token_ids.size} tokens, which leaves no room for an answer "
+                f"in a context of {config.max_model_len}",
+            )
+        if int(spec.token_ids.min()) < 0 or int(spec.token_ids.max()) >= config.vocab_size:
+            return _refuse("bad_token", f"a token id is outside of [0, {config.vocab_size})")
+        known = self.table.by_key.get(spec.key)
+        record = self.table.ended.get(spec.key)
+        attempt = known.spec.attempt if known else record.attempt if record else 0
+        if attempt >= spec.attempt:
+            return _refuse("duplicate", f"attempt {attempt} of this choice is known here")
+        if spec.mode != "decode" and len(self.table.waiting) >= config.max_queue:
+            return _refuse("queue_full", f"{config.max_queue} sequences are waiting")
+        return None
+
+    def _make(self, spec: SequenceSpec) -> Sequence:
+        num_prompt = int(spec.token_ids.size)
+        max_total = num_prompt
+        if spec.mode != "prefill":
+            max_total = min(num_prompt + spec.sampling.max_tokens, self.config.max_model_len)
+        tokens = np.empty(max_total, dtype=np.int32)
+        tokens[:num_prompt] = spec.token_ids
+        self._num_arrived += 1
+        return Sequence(
+            spec=spec,
+            order=(spec.priority, self._num_arrived),
+            tokens=tokens,
+            num_prompt=num_prompt,
+            num_tokens=num_prompt,
+            max_total=max_total,
+            root_hash=block_hash.root(self.config.cache_key, self.config.salt + spec.cache_salt),
+            credit=spec.credit_tokens,
+            stops=stop_ids(spec.sampling, self.config.eos_token_ids),
+        )
+
+
+def _refuse(reason: str, message: str) -> Admission:
+    return Admission(accepted=False, reason=reason, message=message)
+
+
+def _end_info(sequence: Sequence, reason: str, stop_token_id: int | None) -> EndInfo:
+    return EndInfo(
+        finish_reason=reason,
+        stop_token_id=stop_token_id,
+        num_prompt_tokens=sequence.num_prompt,
+        num_cached_tokens=max(0, sequence.num_cached),
+        num_completion_tokens=sequence.num_completion,
+        num_draft_tokens=sequence.num_drafted,
+        num_accepted_tokens=sequence.num_accepted,
+        num_steps=sequence.num_steps,
+    )
+
+
+def _error_end(message: str) -> EndInfo:
+    return EndInfo(finish_reason="error", error_code=InvariantViolated.code, error_message=message)

@@ -1,0 +1,222 @@
+"""The scheduler's books: sequences, queues, slots and blocks, and the moves between them. Pure."""
+
+import bisect
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from finback.shared.engine.block_pool import BlockPool
+from finback.shared.engine.sequence import Sequence, SequenceCounts, SequenceKey, State, TokenIds
+from finback.shared.errors import InvariantViolated
+from finback.shared.kv import block_hash
+
+MAX_ENDED = 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchedulerConfig:
+    """What the scheduler must know; see `EngineConfig` for the meanings."""
+
+    num_blocks: int
+    block_size: int
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 512
+    max_queue: int = 256
+    max_draft_tokens: int = 4
+    eos_token_ids: tuple[int, ...] = ()
+    prefix_caching: bool = True
+    cache_key: bytes = b""
+    salt: bytes = b""
+
+    def __post_init__(self) -> None:
+        if self.max_model_len > self.num_blocks * self.block_size:
+            raise ValueError("the pool cannot hold a lone sequence of max_model_len")
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError("max_num_batched_tokens must be at least max_num_seqs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndedRecord:
+    """What stays of an ended choice until its owner forgets it."""
+
+    attempt: int
+    token_ids: TokenIds
+    counts: SequenceCounts
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.order
+
+
+class SequenceTable:
+    """All live sequences. `running` and `waiting` are sorted by (priority, arrival)."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.pool = BlockPool(config.num_blocks)
+        self.by_key: dict[SequenceKey, Sequence] = {}
+        self.running: list[Sequence] = []
+        self.waiting: list[Sequence] = []
+        self.ending: set[Sequence] = set()
+        self.ended: OrderedDict[SequenceKey, EndedRecord] = OrderedDict()
+        self.free_slots = list(range(config.max_num_seqs))
+        self.num_preemptions = 0
+
+    # -- blocks
+
+    def blocks_for(self, num_tokens: int) -> int:
+        """Blocks that hold this many tokens."""
+        return -(-num_tokens // self.config.block_size)
+
+    def match_prefix(self, sequence: Sequence) -> list[int]:
+        """Blocks of the longest prefix that is here; the last known token is never among them."""
+        if not self.config.prefix_caching:
+            return []
+        count = (sequence.num_tokens - 1) // self.config.block_size
+        return self.pool.match(self._block_pairs(sequence, count))
+
+    def take_blocks(self, sequence: Sequence, num_tokens: int, spare: int = 0) -> bool:
+        """Give a sequence without blocks its prefix hits and fresh blocks for `num_tokens`.
+
+        False, and nothing taken, unless `spare` blocks would still be left.
+        """
+        hits = self.match_prefix(sequence)
+        num_fresh = self.blocks_for(num_tokens) - len(hits)
+        if num_fresh + self.pool.count_free(hits) + spare > self.pool.num_free:
+            return False
+        self.pool.acquire(hits)
+        fresh = self.pool.allocate(num_fresh)
+        if fresh is None:
+            raise InvariantViolated("free KV blocks were miscounted")
+        sequence.block_ids = hits + fresh
+        sequence.num_registered = len(hits)
+        sequence.num_computed = len(hits) * self.config.block_size
+        if sequence.num_cached < 0:
+            sequence.num_cached = sequence.num_computed
+        return True
+
+    def drop_blocks(self, sequence: Sequence) -> None:
+        """Give all blocks of a sequence back."""
+        self.pool.release(sequence.block_ids)
+        sequence.block_ids = []
+        sequence.num_registered = 0
+        sequence.num_sent_blocks = 0
+
+    def register_blocks(self, sequence: Sequence) -> None:
+        """Make full blocks findable whose KV is final and whose tokens are committed."""
+        if not self.config.prefix_caching:
+            return
+        final = min(sequence.num_computed, sequence.num_tokens)
+        count = final // self.config.block_size
+        if count <= sequence.num_registered:
+            return
+        pairs = list(self._block_pairs(sequence, count))
+        for index in range(sequence.num_registered, count):
+            self.pool.register(sequence.block_ids[index], *pairs[index])
+        sequence.num_registered = count
+
+    def _block_pairs(self, sequence: Sequence, count: int) -> Iterator[tuple[bytes, bytes]]:
+        size = self.config.block_size
+        hashes = sequence.hashes
+        for index in range(count):
+            data = sequence.tokens[index * size : (index + 1) * size].tobytes()
+            if index == len(hashes):
+                parent = hashes[-1] if hashes else sequence.root_hash
+                hashes.append(block_hash.extend(parent, data, self.config.cache_key))
+            yield hashes[index], data
+
+    # -- queues and slots
+
+    def enqueue(self, sequence: Sequence) -> None:
+        """Into the waiting queue, at its place by order."""
+        sequence.state = State.WAITING
+        bisect.insort(self.waiting, sequence, key=_order)
+
+    def enter_slot(self, sequence: Sequence) -> None:
+        """From waiting to running."""
+        self.waiting.remove(sequence)
+        sequence.state = State.RUNNING
+        sequence.slot = heapq.heappop(self.free_slots)
+        sequence.incarnation += 1
+        sequence.num_sent_blocks = 0
+        bisect.insort(self.running, sequence, key=_order)
+
+    def leave_slot(self, sequence: Sequence) -> None:
+        """Out of running; the caller says where to.
+
+        The slot may be used by the next plan although a step in flight still names it: the device
+        runs plans in order.
+        """
+        self.running.remove(sequence)
+        heapq.heappush(self.free_slots, sequence.slot)
+        sequence.slot = -1
+        sequence.is_decoding = False
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Take the blocks (and slot) of a sequence away; it recomputes them when it comes back.
+
+        Blocks may be used by the next plan although a step in flight still writes to them: the
+        device runs plans in order, and unfinished blocks are not registered. What that step samples
+        is a valid token all the same and is committed.
+        """
+        if sequence.state is State.RUNNING:
+            self.leave_slot(sequence)
+            self.enqueue(sequence)
+        self.drop_blocks(sequence)
+        sequence.num_computed = 0
+        sequence.num_preemptions += 1
+        self.num_preemptions += 1
+
+    def end(self, sequence: Sequence) -> None:
+        """Out of everything. Its blocks go when no step in flight uses them."""
+        if sequence.state is State.RUNNING:
+            self.leave_slot(sequence)
+        elif sequence.state is State.WAITING:
+            self.waiting.remove(sequence)
+        sequence.state = State.ENDED
+        if self.by_key.get(sequence.spec.key) is sequence:
+            del self.by_key[sequence.spec.key]
+        if sequence.in_flight:
+            self.ending.add(sequence)
+        else:
+            self.drop_blocks(sequence)
+
+    def retire(self, sequence: Sequence) -> None:
+        """An ended sequence's item retired; free its blocks with the last one."""
+        if not sequence.in_flight:
+            self.ending.discard(sequence)
+            self.drop_blocks(sequence)
+
+    def remember(self, sequence: Sequence) -> None:
+        """Keep an ended choice's tokens for resume and counts for `finish`, within a bound."""
+        self.ended[sequence.spec.key] = EndedRecord(
+            attempt=sequence.spec.attempt,
+            token_ids=sequence.tokens[sequence.num_prompt : sequence.num_tokens].copy(),
+            counts=sequence.counts(),
+        )
+        while len(self.ended) > MAX_ENDED:
+            self.ended.popitem(last=False)
+
+    # -- checks
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolated` if the books do not add up; for tests and idle times."""
+        self.pool.check_integrity()
+        refs = [0] * self.pool.num_blocks
+        for sequence in (*self.by_key.values(), *self.ending):
+            for block_id in sequence.block_ids:
+                refs[block_id] += 1
+        wrong = [b for b in range(len(refs)) if refs[b] != self.pool.ref_count(b)]
+        if wrong:
+            raise InvariantViolated(f"reference counts of KV blocks {wrong[:8]} are wrong")
+        slots = sorted([*self.free_slots, *(s.slot for s in self.running)])
+        if slots != list(range(self.config.max_num_seqs)):
+            raise InvariantViolated("slots are lost or used twice")
+        for queue, state in ((self.running, State.RUNNING), (self.waiting, State.WAITING)):
+            if [s.order for s in queue] != sorted(s.order for s in queue):
+                raise InvariantViolated(f"the {state.value} queue is out of order")
+            if any(s.state is not state for s in queue):
+                raise InvariantViolated(f"a sequence is in the wrong queue ({state.value})")

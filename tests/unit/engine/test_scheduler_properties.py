@@ -1,0 +1,285 @@
+"""Whatever happens, in whatever order: every sequence gets the tokens it would get alone.
+
+The scheduler runs against a device whose KV is checked on every read (support/engine_sim.py), with
+up to two plans in flight, and hypothesis chooses arrivals, drafts, masks, credits, ends and aborts.
+"""
+
+from collections import deque
+from typing import Any
+
+import numpy as np
+from finback.shared.engine.output import SequenceOutput
+from finback.shared.engine.plan import ItemResult, StepPlan
+from finback.shared.engine.scheduler import Committed, Scheduler
+from finback.shared.engine.sequence import SequenceKey, SequenceSpec, State
+from finback.shared.engine.table import SchedulerConfig
+from finback.shared.wire.messages.generate import SamplingSpec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from support.engine_sim import VOCAB_SIZE, SimRunner, expected_completion
+
+EOS = (0,)
+BLOCK_SIZE = 4
+PREFIX = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], dtype=np.int32)
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    @initialize(
+        num_blocks=st.integers(4, 14),
+        max_num_seqs=st.integers(1, 4),
+        budget=st.integers(0, 20),
+        max_drafts=st.integers(0, 3),
+    )
+    def start(self, num_blocks: int, max_num_seqs: int, budget: int, max_drafts: int) -> None:
+        self.config = SchedulerConfig(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=min(num_blocks * BLOCK_SIZE, 37),
+            vocab_size=VOCAB_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + budget,
+            max_queue=6,
+            max_draft_tokens=max_drafts,
+            eos_token_ids=EOS,
+        )
+        self.scheduler = Scheduler(self.config)
+        self.runner = SimRunner(
+            num_slots=max_num_seqs,
+            max_model_len=self.config.max_model_len,
+            block_size=BLOCK_SIZE,
+            num_blocks=num_blocks,
+        )
+        self.queue: deque[tuple[StepPlan, list[ItemResult] | None]] = deque()
+        self.specs: dict[SequenceKey, SequenceSpec] = {}
+        self.got: dict[SequenceKey, list[int]] = {}
+        self.ends: dict[SequenceKey, str] = {}
+        self.prefilled: dict[SequenceKey, int] = {}
+        self.credits: dict[SequenceKey, int] = {}
+        self.count = 0
+
+    # -- what a worker does
+
+    @rule(
+        shared=st.integers(0, 12),
+        own=st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=10),
+        max_tokens=st.integers(1, 20),
+        min_tokens=st.integers(0, 3),
+        mode=st.sampled_from(["full", "full", "full", "prefill", "decode"]),
+        grammar=st.booleans(),
+        drafting=st.booleans(),
+        credit=st.sampled_from([0, 1, 3, 1000]),
+        ignore_eos=st.booleans(),
+    )
+    def add(
+        self,
+        shared: int,
+        own: list[int],
+        max_tokens: int,
+        min_tokens: int,
+        mode: Any,
+        grammar: bool,
+        drafting: bool,
+        credit: int,
+        ignore_eos: bool,
+    ) -> None:
+        self.count += 1
+        spec = SequenceSpec(
+            key=(f"r{self.count}", 0),
+            attempt=1,
+            token_ids=np.append(PREFIX[:shared], np.array(own, dtype=np.int32)).astype(np.int32),
+            sampling=SamplingSpec(
+                max_tokens=max_tokens,
+                min_tokens=min(min_tokens, max_tokens),
+                ignore_eos=ignore_eos,
+                stop_token_ids=(7,) if max_tokens % 3 == 0 else (),
+            ),
+            seed=self.count % 3,
+            mode=mode,
+            has_grammar=grammar and mode != "prefill",
+            drafting=drafting,
+            credit_tokens=credit,
+        )
+        if self.scheduler.add(spec).accepted:
+            self.specs[spec.key] = spec
+            self.got[spec.key] = []
+            self.credits[spec.key] = credit
+
+    def _some(self, data: Any, *states: State) -> SequenceKey | None:
+        keys = [k for k, s in self.scheduler.table.by_key.items() if s.state in states]
+        return data.draw(st.sampled_from(keys)) if keys else None
+
+    @rule(data=st.data())
+    def activate(self, data: Any) -> None:
+        key = self._some(data, State.RESERVED)
+        if key is not None:
+            # Nothing was imported: the engine computes what its own prefix hits do not cover.
+            self.scheduler.activate(key, 0)
+
+    @rule(data=st.data())
+    def abort(self, data: Any) -> None:
+        key = self._some(data, *State)
+        if key is not None:
+            self.scheduler.abort(key)
+            self._forget(key)
+
+    @rule(data=st.data())
+    def finish(self, data: Any) -> None:
+        key = self._some(data, State.RUNNING, State.WAITING)
+        if key is not None and self.specs[key].mode != "prefill":
+            counts = self.scheduler.finish(key, data.draw(st.integers(0, len(self.got[key]))))
+            assert counts is not None
+            self._forget(key)
+
+    def _forget(self, key: SequenceKey) -> None:
+        del self.specs[key], self.got[key]
+        self.prefilled.pop(key, None)
+
+    @rule(data=st.data(), more=st.integers(1, 5))
+    def grant(self, data: Any, more: int) -> None:
+        key = self._some(data, State.RUNNING, State.WAITING)
+        if key is not None:
+            self._grant(key, len(self.got[key]) + more)
+
+    def _grant(self, key: SequenceKey, up_to: int) -> None:
+        self.scheduler.grant(key, up_to)
+        self.credits[key] = max(self.credits[key], up_to)
+
+    @rule(data=st.data(), offset=st.integers(-1, 1))
+    def mask(self, data: Any, offset: int) -> None:
+        key = self._some(data, State.RUNNING, State.WAITING)
+        if key is not None:
+            position = len(self.got[key]) + offset
+            assert self.scheduler.provide_mask(key, position, b"") == (offset == 0)
+
+    @rule(data=st.data(), right=st.integers(0, 6), wrong=st.integers(0, 2), early=st.integers(0, 3))
+    def draft(self, data: Any, right: int, wrong: int, early: int) -> None:
+        key = self._some(data, State.RUNNING)
+        if key is None:
+            return
+        spec = self.specs[key]
+        sequence = self.scheduler.table.by_key[key]
+        if spec.mode == "prefill":
+            return
+        full, _ = expected_completion(spec, self.config.max_model_len, EOS)
+        begin = max(0, len(self.got[key]) - early)
+        guess = [*full[begin : begin + right], *[5] * wrong]
+        self.runner.slots.offer_draft(
+            sequence.slot,
+            sequence.incarnation,
+            spec.token_ids.size + begin,
+            np.array(guess, dtype=np.int32),
+        )
+
+    # -- what an engine does
+
+    @precondition(lambda self: len(self.queue) < 2)
+    @rule()
+    def plan(self) -> None:
+        plan = self.scheduler.plan()
+        self._news()
+        if plan is not None:
+            assert plan.num_rows <= self.config.max_num_batched_tokens
+            self.queue.append((plan, None))
+
+    @precondition(lambda self: self.queue and self.queue[0][1] is None)
+    @rule()
+    def execute(self) -> None:
+        self._execute(0)
+
+    @precondition(lambda self: len(self.queue) == 2 and self.queue[0][1] and not self.queue[1][1])
+    @rule()
+    def execute_ahead(self) -> None:
+        self._execute(1)
+
+    @precondition(lambda self: self.queue and self.queue[0][1] is not None)
+    @rule()
+    def commit(self) -> None:
+        plan, results = self.queue.popleft()
+        assert results is not None
+        self._take(self.scheduler.commit(plan, results))
+
+    def _execute(self, index: int) -> None:
+        plan, _ = self.queue[index]
+        self.queue[index] = (plan, self.runner.execute(plan))
+
+    def _news(self) -> None:
+        self._take(self.scheduler.take_news())
+
+    def _take(self, out: Committed) -> None:
+        for row in out.rows:
+            self._take_row(row)
+        for progress in out.prefilled:
+            assert progress.num_computed_tokens >= self.prefilled.get(progress.key, 0)
+            self.prefilled[progress.key] = progress.num_computed_tokens
+            assert progress.is_last == (
+                progress.num_computed_tokens == self.specs[progress.key].token_ids.size - 1
+            )
+
+    def _take_row(self, row: SequenceOutput) -> None:
+        spec, got = self.specs[row.key], self.got[row.key]
+        assert row.key not in self.ends
+        assert row.offset == len(got)
+        got += row.token_ids.tolist()
+        assert len(got) <= self.credits[row.key]
+        full, reason = expected_completion(spec, self.config.max_model_len, EOS)
+        assert got == full[: len(got)]
+        if row.end is not None:
+            assert got == full
+            assert row.end.finish_reason == reason
+            assert row.end.num_completion_tokens == len(full)
+            self.ends[row.key] = reason
+            self._forget(row.key)
+
+    @invariant()
+    def books_add_up(self) -> None:
+        if hasattr(self, "scheduler"):
+            self.scheduler.table.check_integrity()
+
+    def teardown(self) -> None:
+        """Left alone with credit and masks, everything comes to its end."""
+        if not hasattr(self, "scheduler"):
+            return
+        for _ in range(3000):
+            if not self._advance():
+                break
+        assert not self.got or all(self.specs[k].mode == "prefill" for k in self.got), self.got
+        for key in list(self.got):
+            assert self.prefilled[key] == self.specs[key].token_ids.size - 1
+            self.scheduler.release(key)
+        self.scheduler.table.check_integrity()
+        assert self.scheduler.table.pool.num_free == self.config.num_blocks
+        assert len(self.scheduler.table.free_slots) == self.config.max_num_seqs
+
+    def _advance(self) -> bool:
+        table = self.scheduler.table
+        for key, sequence in list(table.by_key.items()):
+            self._grant(key, 1000)
+            self.scheduler.provide_mask(key, sequence.num_completion, b"")
+            if sequence.state is State.RESERVED:
+                self.scheduler.activate(key, 0)
+            elif sequence.state is State.HELD and table.waiting:
+                assert self.prefilled[key] == self.specs[key].token_ids.size - 1
+                self.scheduler.release(key)
+                self._forget(key)
+        while len(self.queue) < 2:
+            plan = self.scheduler.plan()
+            self._news()
+            if plan is None:
+                break
+            self.queue.append((plan, None))
+        if not self.queue:
+            return any(s.state is not State.HELD for s in table.by_key.values())
+        if self.queue[0][1] is None:
+            self._execute(0)
+        self.commit()
+        return True
+
+
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = settings(
+    max_examples=100,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
