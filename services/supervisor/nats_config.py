@@ -18,6 +18,8 @@ SYSTEM: Final = "system"
 CLIENT: Final = "client"
 SERVICES: Final = ("gateway", "router", "prefill", "decode", "drafter", "cache", "sampler")
 
+_WORKERS: Final = ("prefill", "decode")
+
 # Whom each service asks or tells, beside answering what it is asked and publishing its own events.
 _ASKS: Final[Mapping[str, tuple[str, ...]]] = {
     "gateway": ("router", "prefill", "decode", "sampler", "cache"),
@@ -43,8 +45,8 @@ def permissions(service: str, prefix: str) -> Permissions:
     v1 = f"{prefix}.v1"
     asks = [f"{v1}.{other}.>" for other in _ASKS[service]]
     own = [service]
-    if service == "decode":
-        own.append("prefill")  # a worker that hosts both roles answers for both
+    if service in _WORKERS:
+        own = [*_WORKERS, "worker"]  # a worker may host both roles, and then answers for both
     hears = [f"{v1}.{name}.>" for name in own] + [f"{v1}.event.>"]
     tells = [f"{v1}.event.{name}.>" for name in own]
     if service == "gateway":

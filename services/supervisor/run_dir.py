@@ -94,7 +94,7 @@ class RunDir:
         """The last state written, or None if there is none that can be read."""
         try:
             return StackState.from_json(self.state_file.read_text())
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
     def write_state(self, state: StackState) -> None:

@@ -98,7 +98,7 @@ class Slot:
         self.serving.clear()
         self.state, self.detail = "starting", ""
         self.child = await process.start(
-            process.python_module(self.spec.module),
+            [*process.python_module(self.spec.module), *self.spec.arguments],
             self.environment(self.spec, self.instance),
             self.run_dir.log(self.spec.name),
         )

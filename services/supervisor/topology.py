@@ -21,6 +21,7 @@ class ProcessSpec:
     name: str
     module: str
     roles: tuple[str, ...]
+    arguments: tuple[str, ...] = ()
     is_engine: bool = False
     num_threads: int = 1
 
@@ -65,6 +66,7 @@ def _engine(name: str, roles: tuple[str, ...], threads: int) -> ProcessSpec:
         name=name,
         module=f"finback.services.{name}",
         roles=roles,
+        arguments=("--roles", ",".join(roles)),
         is_engine=True,
         num_threads=threads,
     )

@@ -18,7 +18,7 @@ _COLOURS: Final = {
     "decode": "green",
 }
 _MIN_BAR: Final = 16
-_OTHER_COLUMNS: Final = 62
+_OTHER_COLUMNS: Final = 70
 
 
 def draw(spans: list[Span], console: Console) -> None:

@@ -1,0 +1,133 @@
+"""The private server: who may say and hear what, and how it starts again."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from finback.services.supervisor import nats_config, nats_server
+from finback.services.supervisor.nats_server import NatsServer
+from finback.services.supervisor.run_dir import RunDir
+from finback.shared.actor.bus import Message
+from finback.shared.actor.nats_bus import BusSettings, NatsBus, connect
+from finback.shared.errors import ConfigError, ServingError
+
+pytestmark = pytest.mark.nats
+
+
+@asynccontextmanager
+async def server(folder: Path) -> AsyncIterator[NatsServer]:
+    run_dir = RunDir(folder)
+    run_dir.create()
+    made = await nats_server.start(run_dir, port=0, prefix="finback", name="test")
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+@asynccontextmanager
+async def bus(made: NatsServer, user: str) -> AsyncIterator[NatsBus]:
+    opened = await connect(
+        BusSettings(url=made.url, name=user, user=user, password=made.passwords[user])
+    )
+    try:
+        yield opened
+    finally:
+        await opened.close()
+
+
+async def answers(asker: NatsBus, subject: str, *, within_s: float = 10.0) -> bool:
+    try:
+        await asker.request(subject, b"", timeout_s=within_s)
+    except ServingError:
+        return False
+    return True
+
+
+async def test_secrets_are_for_their_owner_only(tmp_path: Path) -> None:
+    async with server(tmp_path) as made:
+        for name in ("nats.conf", "credentials.json"):
+            assert (tmp_path / "nats" / name).stat().st_mode & 0o077 == 0
+        assert len(set(made.passwords.values())) == len(made.passwords)
+
+
+async def test_a_wrong_password_is_refused(tmp_path: Path) -> None:
+    async with server(tmp_path) as made:
+        with pytest.raises(ConfigError, match="refuses"):
+            await connect(BusSettings(url=made.url, user="router", password="x"))
+
+
+async def answer_on(bus: NatsBus, subject: str) -> None:
+    """Answer every request on `subject`."""
+    replies: set[asyncio.Task[None]] = set()
+
+    def answer(message: Message) -> None:
+        task = asyncio.ensure_future(bus.publish(message.reply or "", b"ok"))
+        replies.add(task)
+        task.add_done_callback(replies.discard)
+
+    await bus.subscribe(subject, answer)
+
+
+async def test_a_service_asks_whom_it_needs_and_nobody_else(tmp_path: Path) -> None:
+    async with (
+        server(tmp_path) as made,
+        bus(made, "router") as router,
+        bus(made, "cache") as cache,
+        bus(made, "gateway") as gateway,
+        bus(made, "decode") as worker,
+    ):
+        await answer_on(router, "finback.v1.router.route")
+        await answer_on(worker, "finback.v1.prefill.decode-1.generate")
+        assert await answers(gateway, "finback.v1.router.route")
+        assert await answers(gateway, "finback.v1.prefill.decode-1.generate")
+        assert not await answers(cache, "finback.v1.router.route", within_s=0.3)
+
+
+async def test_a_client_hears_only_its_own_answers(tmp_path: Path) -> None:
+    heard: list[str] = []
+    async with (
+        server(tmp_path) as made,
+        bus(made, nats_config.CLIENT) as client,
+        bus(made, "gateway") as gateway,
+        bus(made, "decode") as decode,
+    ):
+        await client.subscribe("_INBOX.>", lambda message: heard.append(message.subject))
+        own, others = client.new_inbox(), gateway.new_inbox()
+        await decode.publish(others, b"not for the client")
+        await gateway.publish(own, b"for the client")
+        await gateway.flush()
+        await asyncio.sleep(0.1)
+    assert heard == [own]
+
+
+async def test_it_starts_again_on_the_same_port(tmp_path: Path) -> None:
+    async with server(tmp_path) as made, bus(made, "router") as router:
+        port, old = made.port, made.child.pid
+        back = asyncio.Event()
+
+        async def reconnected() -> None:
+            back.set()
+
+        router.on_reconnect(reconnected)
+        os.kill(old, signal.SIGKILL)
+        assert await made.child.wait() == -signal.SIGKILL
+        await made.restart()
+        assert made.port == port
+        assert made.child.pid != old
+        async with asyncio.timeout(5):
+            await back.wait()
+        assert router.is_connected
+
+
+async def test_a_taken_port_is_one_line(tmp_path: Path) -> None:
+    async with server(tmp_path / "a") as made:
+        run_dir = RunDir(tmp_path / "b")
+        run_dir.create()
+        with pytest.raises(ConfigError, match=f"NATS port {made.port} on 127.0.0.1 is taken"):
+            await nats_server.start(run_dir, port=made.port, prefix="finback", name="test")
