@@ -76,6 +76,13 @@ class ArenaSession:
         return self._folder is not None
 
     @property
+    def folder(self) -> Path:
+        """The arena's folder; only once connected."""
+        if self._folder is None:
+            raise Unavailable("no arena on this host")
+        return self._folder
+
+    @property
     def reader(self) -> ArenaReader:
         """Reads tickets; only once connected."""
         if self._reader is None:

@@ -18,43 +18,43 @@ class ShmLane:
     kind: Final = KIND
 
     def __init__(self, session: ArenaSession) -> None:
-        self._session = session
+        self.session = session
         self._leases: dict[tuple[str, int, int], str] = {}
 
     async def put(self, data: Buffer) -> Ticket:
         """Reserve, copy, commit. Raises `Unavailable` when the arena is full or not there."""
         length = len(memoryview(data).cast("B"))
-        lease = await self._session.reserve("", 1, length)
+        lease = await self.session.reserve("", 1, max(length, 1))
         if not lease.slots:
             raise Unavailable("the arena is full")
         try:
             slot = lease.slots[0]
-            ticket = await to_thread.run_sync(self._session.writer.write, slot, data)
-            await self._session.commit_tickets(lease, [slot], [ticket])
+            ticket = await to_thread.run_sync(self.session.writer.write, slot, data)
+            await self.session.commit_tickets(lease, [slot], [ticket])
         except BaseException:
             with anyio.CancelScope(shield=True):
-                await self._session.release(lease.lease_id)
+                await self.session.release(lease.lease_id)
             raise
         self._leases[_key(ticket)] = lease.lease_id
         return ticket
 
     async def get(self, ticket: Ticket, out: memoryview | None = None) -> memoryview:
         """Copy, then verify checksum and generation on the copy."""
-        if not self._session.is_connected:
+        if not self.session.is_connected:
             raise CorruptData("unreachable", "no arena on this host")
-        return await self._session.reader.read(ticket, out)
+        return await self.session.reader.read(ticket, out)
 
     async def release(self, ticket: Ticket) -> None:
         """End the ticket's lease."""
         lease_id = self._leases.pop(_key(ticket), None)
         if lease_id is not None:
-            await self._session.release(lease_id)
+            await self.session.release(lease_id)
 
     async def close(self) -> None:
         """Release everything this lane put."""
         leases = tuple(self._leases.values())
         self._leases.clear()
-        await self._session.release(*leases)
+        await self.session.release(*leases)
 
 
 def _key(ticket: Ticket) -> tuple[str, int, int]:

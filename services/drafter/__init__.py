@@ -1,0 +1,1 @@
+"""The drafter service: guesses the next tokens from what the sequence said before."""

@@ -1,0 +1,1 @@
+"""The sampler service: compiles grammars and answers which tokens may come next."""
