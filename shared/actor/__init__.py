@@ -1,0 +1,1 @@
+"""What every service is made of: bus, endpoints with bounded mailboxes, lifecycle, registry."""

@@ -1,0 +1,311 @@
+"""Every setting of Finback, declared once: default, help, unit and range beside the field.
+
+Sources, weakest first: defaults, a TOML file, `FINBACK_*` variables, overrides (command line). A key
+that is not known, or a value out of range, stops the start with one line (`ConfigError`).
+"""
+
+import dataclasses
+import difflib
+import hashlib
+import os
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from finback.shared.errors import ConfigError
+
+ENV_PREFIX: Final = "FINBACK_"
+# Variables that share the prefix and are no settings: where the settings are, what a supervisor
+# tells its children, the key a client sends, and where `make setup` finds torch.
+NOT_SETTINGS: Final = frozenset(
+    {
+        "FINBACK_CONFIG",
+        "FINBACK_INSTANCE",
+        "FINBACK_SUPERVISOR_PID",
+        "FINBACK_API_KEY",
+        "FINBACK_TORCH_INDEX",
+    }
+)
+EMBEDDED_NAME: Final = "SmolLM2-135M-Instruct"
+
+_TRUE: Final = frozenset({"1", "true", "yes", "on"})
+_FALSE: Final = frozenset({"0", "false", "no", "off"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is known about a field beside its type; kept in the field's metadata."""
+
+    help: str
+    unit: str = ""
+    low: float | None = None
+    high: float | None = None
+    choices: tuple[str, ...] = ()
+    env: tuple[str, ...] = ()
+    is_secret: bool = False
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    unit: str = "",
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple[str, ...] = (),
+    env: tuple[str, ...] = (),
+    is_secret: bool = False,
+) -> Any:
+    """Declare one setting. `env` names further variables, read when `FINBACK_<NAME>` is not set."""
+    told = Setting(
+        help=help, unit=unit, low=low, high=high, choices=choices, env=env, is_secret=is_secret
+    )
+    return dataclasses.field(default=default, metadata={"setting": told})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackConfig:
+    """The whole stack's settings. Empty text and 0 mean "chosen from what is there"."""
+
+    # Model
+    model: str = setting("embedded", "'embedded', or a path to a GGUF file or Hugging Face folder")
+    model_name: str = setting("", "name the model is served under; empty: from the model")
+    model_aliases: tuple[str, ...] = setting(
+        ("gpt-4o", "gpt-4o-mini", "gpt-3.5-turbo"), "further names for the served model"
+    )
+    max_model_len: int = setting(
+        0, "longest prompt plus answer; 0: the model's", unit="tokens", low=0, high=2**24
+    )
+    weights_dtype: str = setting("auto", "how weights are held", choices=("auto", "f32", "bf16"))
+
+    # Where things lie
+    run_dir: str = setting(".finback", "folder of this stack: sockets, logs, traces, state")
+    shm_dir: str = setting("", "tmpfs for KV blocks; empty: /dev/shm, else <run_dir>/shm")
+    trace_dir: str = setting("", "span files; empty: <run_dir>/traces")
+    log_dir: str = setting("", "log files; empty: <run_dir>/logs")
+    stack_id: str = setting("", "keeps stacks on one bus apart; empty: from run_dir")
+    subject_prefix: str = setting("finback", "first token of every subject")
+
+    # Bus
+    nats_url: str = setting("", "NATS server; empty: `finback up` starts a private one")
+    nats_user: str = setting("", "NATS user")
+    nats_password: str = setting("", "NATS password", is_secret=True)
+    nats_ca_file: str = setting("", "certificate authority for tls:// servers")
+
+    # HTTP
+    http_host: str = setting("127.0.0.1", "address the gateway listens on")
+    http_port: int = setting(0, "port the gateway listens on; 0: a free one", low=0, high=65535)
+    api_keys_file: str = setting("", "hashed API keys; empty: no key is asked for")
+
+    # Shape
+    roles_layout: str = setting(
+        "auto",
+        "prefill and decode in one process or two",
+        choices=("auto", "cohost", "separate"),
+    )
+    deterministic: bool = setting(False, "one numeric path for every batch and chunking")
+    drafting: bool = setting(False, "ask the drafter for tokens")
+    draft_tokens: int = setting(4, "tokens drafted for a step", unit="tokens", low=1, high=16)
+    num_threads: int = setting(0, "CPU threads of an engine; 0: the cores given", low=0, high=1024)
+    device: str = setting("auto", "where engines compute", choices=("auto", "cpu", "cuda", "npu"))
+    kernel_backend: str = setting("auto", "'auto', 'reference' or a backend's name")
+
+    # KV
+    kv_dtype: str = setting("auto", "how KV is held", choices=("auto", "f32", "bf16"))
+    kv_pool_bytes: int = setting(
+        0, "KV pool of an engine; 0: from free memory", unit="bytes", low=0, high=2**48
+    )
+    block_size: int = setting(64, "tokens in a KV block", unit="tokens", low=1, high=1024)
+    arena_bytes: int = setting(
+        2**30, "largest size of the hand-over arena", unit="bytes", low=2**20, high=2**48
+    )
+
+    # Batching and bounds
+    max_num_seqs: int = setting(64, "sequences in a step", low=1, high=65536)
+    max_num_batched_tokens: int = setting(
+        512, "rows in a step, and the longest prefill chunk", unit="tokens", low=16, high=2**20
+    )
+    max_queue: int = setting(256, "requests waiting for an engine", low=1, high=2**20)
+    max_tenant_requests: int = setting(
+        0, "open requests of one tenant; 0: no limit", low=0, high=2**20
+    )
+    request_timeout_s: float = setting(
+        600.0, "longest life of a request", unit="s", low=0.1, high=86400
+    )
+    heartbeat_ms: int = setting(
+        250, "between signs of life on a token stream", unit="ms", low=20, high=60000
+    )
+    lease_ttl_s: float = setting(3.0, "life of a registry entry", unit="s", low=1, high=300)
+    drain_timeout_s: float = setting(
+        30.0, "for open work when stopping", unit="s", low=0, high=3600
+    )
+
+    # Telemetry
+    log_level: str = setting(
+        "info", "least level logged", choices=("debug", "info", "warning", "error")
+    )
+    trace_sample: float = setting(1.0, "share of requests traced", low=0, high=1)
+    trace_file_bytes: int = setting(
+        16 * 2**20, "span file size before it is rotated", unit="bytes", low=4096, high=2**40
+    )
+    otlp_endpoint: str = setting(
+        "", "OTLP/HTTP collector", env=("OTEL_EXPORTER_OTLP_ENDPOINT",)
+    )
+
+
+def settings() -> dict[str, tuple["dataclasses.Field[Any]", Setting]]:
+    """Every field by name with what is known about it, in order of declaration."""
+    return {f.name: (f, f.metadata["setting"]) for f in dataclasses.fields(StackConfig)}
+
+
+def load(
+    file: str | Path | None = None,
+    env: Mapping[str, str] | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> tuple[StackConfig, dict[str, str]]:
+    """Merge the sources; return the settings and, by name, where each value came from.
+
+    `file` None: the file that `FINBACK_CONFIG` names, if any. Overrides that are None count as not
+    given. Relative folders are made absolute.
+    """
+    env = os.environ if env is None else env
+    file = file or env.get("FINBACK_CONFIG") or None
+    values: dict[str, Any] = {}
+    sources = {name: "default" for name in settings()}
+    layers = [_from_env(env), _from_overrides(overrides or {})]
+    if file is not None:
+        layers.insert(0, _from_file(Path(file)))
+    for layer in layers:
+        for name, (value, source) in layer.items():
+            values[name] = _parse(name, value, source)
+            sources[name] = source
+    return _derive(StackConfig(**values), env, sources), sources
+
+
+def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
+    try:
+        with path.open("rb") as file:
+            raw = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"config file {path} is not TOML: {error}") from None
+    for name in raw:
+        _check_known(name, name, str(path))
+    return {name: (value, str(path)) for name, value in raw.items()}
+
+
+def _from_env(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
+    found: dict[str, tuple[Any, str]] = {}
+    for name, (_, told) in settings().items():
+        found |= {name: (env[key], key) for key in told.env[:1] if env.get(key)}
+    for key, value in env.items():
+        if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
+            name = key.removeprefix(ENV_PREFIX).lower()
+            _check_known(name, key, "the environment")
+            found[name] = (value, key)
+    return found
+
+
+def _from_overrides(overrides: Mapping[str, Any]) -> dict[str, tuple[Any, str]]:
+    for name in overrides:
+        _check_known(name, name, "the command line")
+    return {name: (value, "command line") for name, value in overrides.items() if value is not None}
+
+
+def _check_known(name: str, shown: str, source: str) -> None:
+    known = settings()
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1)
+    if not near:
+        raise ConfigError(f"unknown setting {shown} in {source}; see `finback config`")
+    as_env = shown.startswith(ENV_PREFIX)
+    hint = ENV_PREFIX + near[0].upper() if as_env else near[0]
+    raise ConfigError(f"unknown setting {shown} in {source}; did you mean {hint}?")
+
+
+def _parse(name: str, value: Any, source: str) -> Any:
+    field, told = settings()[name]
+    kind = typing.get_type_hints(StackConfig)[name]
+    try:
+        parsed = _convert(value, kind)
+    except (TypeError, ValueError):
+        wanted = _kind_name(kind)
+        raise ConfigError(f"{name} must be {wanted}, not {value!r} (from {source})") from None
+    if told.choices and parsed not in told.choices:
+        allowed = ", ".join(told.choices)
+        raise ConfigError(f"{name} must be one of {allowed}, not {parsed!r} (from {source})")
+    _check_range(name, parsed, told, source)
+    return parsed
+
+
+def _check_range(name: str, value: Any, told: Setting, source: str) -> None:
+    unit = f" {told.unit}" if told.unit else ""
+    if told.low is not None and not value >= told.low:
+        raise ConfigError(
+            f"{name} must be at least {told.low:g}{unit}, not {value:g} (from {source})"
+        )
+    if told.high is not None and not value <= told.high:
+        raise ConfigError(
+            f"{name} must be at most {told.high:g}{unit}, not {value:g} (from {source})"
+        )
+
+
+def _convert(value: Any, kind: Any) -> Any:
+    if isinstance(kind, types.GenericAlias):  # tuple[str, ...]
+        items = value.split(",") if isinstance(value, str) else value
+        if not isinstance(items, list | tuple):
+            raise TypeError
+        return tuple(text for item in items if (text := _convert(item, str).strip()))
+    if kind is bool and isinstance(value, str):
+        if value.lower() in _TRUE | _FALSE:
+            return value.lower() in _TRUE
+        raise ValueError
+    if kind is str and isinstance(value, Path):
+        return str(value)
+    if kind in (int, float) and isinstance(value, str):
+        return kind(value.replace("_", ""))
+    if kind is float and type(value) is int:
+        return float(value)
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _kind_name(kind: Any) -> str:
+    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    return names.get(kind, "a list of texts")
+
+
+def _derive(config: StackConfig, env: Mapping[str, str], sources: dict[str, str]) -> StackConfig:
+    """Fill in what follows from other settings, so that nobody else has to know how."""
+    run_dir = Path(config.run_dir).expanduser().absolute()
+    derived: dict[str, str] = {}
+    if not config.shm_dir:
+        derived["shm_dir"] = "/dev/shm/finback" if _is_tmpfs("/dev/shm") else str(run_dir / "shm")
+    if not config.trace_dir:
+        derived["trace_dir"] = str(run_dir / "traces")
+    if not config.log_dir:
+        derived["log_dir"] = str(run_dir / "logs")
+    if not config.stack_id:
+        derived["stack_id"] = hashlib.blake2b(bytes(run_dir), digest_size=4).hexdigest()
+    if not config.model_name:
+        is_embedded = config.model == "embedded"
+        derived["model_name"] = EMBEDDED_NAME if is_embedded else Path(config.model).stem
+    sources.update({name: "derived" for name in derived})
+    return dataclasses.replace(config, run_dir=str(run_dir), **derived)
+
+
+def _is_tmpfs(path: str) -> bool:
+    """Whether `path` is a writable memory file system (by what the kernel says, not by name)."""
+    try:
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    kinds = {parts[1]: parts[2] for line in mounts.splitlines() if len(parts := line.split()) > 2}
+    return kinds.get(path) == "tmpfs" and os.access(path, os.W_OK)

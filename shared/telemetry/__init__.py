@@ -1,0 +1,1 @@
+"""Traces, logs and metrics; the only door to the OpenTelemetry SDK."""

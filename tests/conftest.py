@@ -1,0 +1,49 @@
+"""Fixtures for every test: a real NATS server, and an event loop for async tests."""
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import uvloop
+from support.nats_server import NatsServer
+
+_counter = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """One server for the session, with `.url`. Do not stop it: `own_nats_server` is for that."""
+    server = NatsServer(folder=tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def own_nats_server(tmp_path: Path) -> Iterator[NatsServer]:
+    """A server for one test, which may kill and restart it."""
+    server = NatsServer(folder=tmp_path / "nats")
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def subject_prefix() -> str:
+    """A subject prefix (and stack id) of one's own, so that tests can share a server."""
+    return f"t{next(_counter)}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Run `async def` tests under uvloop, as services do."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    wanted = pyfuncitem._fixtureinfo.argnames
+    arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(pyfuncitem.obj(**arguments))
+    return True
