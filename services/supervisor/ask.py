@@ -82,7 +82,12 @@ async def over_http(url: str, body: Chunk, key: str | None = None) -> AsyncItera
 
 
 async def over_nats(
-    url: str, body: Chunk, key: str | None = None, *, prefix: str = "finback"
+    url: str,
+    body: Chunk,
+    key: str | None = None,
+    *,
+    prefix: str = "finback",
+    headers: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Chunk]:
     """The same through the NATS request API: one chunk a message, numbered, a final marker."""
     bus = await connect(client_settings(url))
@@ -90,7 +95,7 @@ async def over_nats(
     try:
         inbox = bus.new_inbox()
         await bus.subscribe(inbox, send.send_nowait)
-        sent = {"Authorization": f"Bearer {key}"} if key else None
+        sent = {**(headers or {}), **({h.AUTHORIZATION: f"Bearer {key}"} if key else {})}
         subject = Subjects(prefix).api("chat.completions")
         await bus.publish(subject, json.dumps(_streamed(body)).encode(), sent, reply=inbox)
         expected = 0
