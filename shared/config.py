@@ -152,9 +152,7 @@ class StackConfig:
     trace_file_bytes: int = setting(
         16 * 2**20, "span file size before it is rotated", unit="bytes", low=4096, high=2**40
     )
-    otlp_endpoint: str = setting(
-        "", "OTLP/HTTP collector", env=("OTEL_EXPORTER_OTLP_ENDPOINT",)
-    )
+    otlp_endpoint: str = setting("", "OTLP/HTTP collector", env=("OTEL_EXPORTER_OTLP_ENDPOINT",))
 
 
 def settings() -> dict[str, tuple["dataclasses.Field[Any]", Setting]]:
@@ -175,7 +173,7 @@ def load(
     env = os.environ if env is None else env
     file = file or env.get("FINBACK_CONFIG") or None
     values: dict[str, Any] = {}
-    sources = {name: "default" for name in settings()}
+    sources = dict.fromkeys(settings(), "default")
     layers = [_from_env(env), _from_overrides(overrides or {})]
     if file is not None:
         layers.insert(0, _from_file(Path(file)))
@@ -202,7 +200,9 @@ def _from_file(path: Path) -> dict[str, tuple[Any, str]]:
 def _from_env(env: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     found: dict[str, tuple[Any, str]] = {}
     for name, (_, told) in settings().items():
-        found |= {name: (env[key], key) for key in told.env[:1] if env.get(key)}
+        for key in told.env:
+            if env.get(key):
+                found[name] = (env[key], key)
     for key, value in env.items():
         if key.startswith(ENV_PREFIX) and key not in NOT_SETTINGS:
             name = key.removeprefix(ENV_PREFIX).lower()
@@ -230,7 +230,7 @@ def _check_known(name: str, shown: str, source: str) -> None:
 
 
 def _parse(name: str, value: Any, source: str) -> Any:
-    field, told = settings()[name]
+    _, told = settings()[name]
     kind = typing.get_type_hints(StackConfig)[name]
     try:
         parsed = _convert(value, kind)
@@ -285,7 +285,7 @@ def _kind_name(kind: Any) -> str:
 def _derive(config: StackConfig, env: Mapping[str, str], sources: dict[str, str]) -> StackConfig:
     """Fill in what follows from other settings, so that nobody else has to know how."""
     run_dir = Path(config.run_dir).expanduser().absolute()
-    derived: dict[str, str] = {}
+    derived: dict[str, Any] = {}
     if not config.shm_dir:
         derived["shm_dir"] = "/dev/shm/finback" if _is_tmpfs("/dev/shm") else str(run_dir / "shm")
     if not config.trace_dir:
@@ -297,7 +297,7 @@ def _derive(config: StackConfig, env: Mapping[str, str], sources: dict[str, str]
     if not config.model_name:
         is_embedded = config.model == "embedded"
         derived["model_name"] = EMBEDDED_NAME if is_embedded else Path(config.model).stem
-    sources.update({name: "derived" for name in derived})
+    sources.update(dict.fromkeys(derived, "derived"))
     return dataclasses.replace(config, run_dir=str(run_dir), **derived)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+
 from support.nats_server import NatsServer
 
 _counter = itertools.count(1)

@@ -8,7 +8,7 @@ text, never as a repr.
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar, cast
+from typing import Any, Final, Generic, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -107,6 +107,7 @@ class Endpoint:
         self._tasks: TaskGroup | None = None
         self._scopes: list[anyio.CancelScope] = []  # one a worker
         self._num_open = 0
+        self._idle = anyio.Event()
 
     async def run(self, tasks: TaskGroup) -> None:
         """Start the workers in the service's task group."""
@@ -146,6 +147,12 @@ class Endpoint:
         """Requests in the mailbox or being worked on."""
         return self._num_open
 
+    async def wait_idle(self) -> None:
+        """Return when nothing is in the mailbox or being worked on."""
+        while self._num_open:
+            self._idle = anyio.Event()
+            await self._idle.wait()
+
     async def close_queue_groups(self) -> None:
         """Leave the queue groups: others of the service take what comes next."""
         for subscription, queue in self._subscriptions:
@@ -158,7 +165,7 @@ class Endpoint:
             await subscription.unsubscribe()
         for scope in self._scopes:
             scope.cancel()
-        
+
     # -- one request
 
     async def _work(self) -> None:
@@ -172,8 +179,13 @@ class Endpoint:
                 try:
                     await self._serve(message, deadline)
                 finally:
-                    self._num_open -= 1
+                    self._done()
         await self._refuse_rest()
+
+    def _done(self) -> None:
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._idle.set()
 
     async def _refuse_rest(self) -> None:
         """Tell those still in the mailbox that nobody will serve them."""
@@ -183,7 +195,7 @@ class Endpoint:
                     message, _ = self._receive.receive_nowait()
                 except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
                     return
-                self._num_open -= 1
+                self._done()
                 await self._reply_error(message, Unavailable(f"{self.spec.name} stops"))
 
     async def _serve(self, message: Message, deadline: Deadline) -> None:
@@ -199,7 +211,7 @@ class Endpoint:
                 gone = Unavailable(f"{self.spec.name} stops", reason="stopping")
                 await self._reply_error(message, gone)
             raise
-        except Exception as raised:  # a bug in a handler must not take other requests along
+        except Exception as raised:  # noqa: BLE001  # a handler's bug must not take others along
             _log.exception(
                 "handler failed",
                 endpoint=self.spec.name,
@@ -235,9 +247,7 @@ class Endpoint:
             "messaging.operation.type": "process",
             "finback.attempt": call.attempt,
         }
-        with tracing.span(
-            spec.name, attributes, parent=parent or Context(), kind=SpanKind.SERVER
-        ):
+        with tracing.span(spec.name, attributes, parent=parent or Context(), kind=SpanKind.SERVER):
             return await self._in_time(call)
 
     async def _in_time(self, call: Call[Any]) -> Any:
@@ -263,13 +273,13 @@ class Endpoint:
     def _account(self, elapsed_ns: int, error: ServingError | None) -> None:
         self.stats.num_requests += 1
         self.stats.processing_ns += elapsed_ns
-        self._metrics.observe("finback.endpoint.duration", elapsed_ns / 1e9, endpoint=self.spec.name)
+        self._metrics.observe(
+            "finback.endpoint.duration", elapsed_ns / 1e9, endpoint=self.spec.name
+        )
         if error is not None:
             self.stats.num_errors += 1
             self.stats.last_error = f"{error.http_status}:{error.public_message}"
-            self._metrics.count(
-                "finback.endpoint.errors", endpoint=self.spec.name, code=error.code
-            )
+            self._metrics.count("finback.endpoint.errors", endpoint=self.spec.name, code=error.code)
 
     # -- replies
 
@@ -297,4 +307,4 @@ class Endpoint:
 
 def _on_loop(deadline: Deadline) -> float:
     """A deadline of ours as a time of the event loop's clock."""
-    return cast(float, anyio.current_time()) + deadline.remaining_s()
+    return anyio.current_time() + deadline.remaining_s()

@@ -54,20 +54,20 @@ def stats(service: Service) -> dict[str, Any]:
     endpoints: list[dict[str, Any]] = []
     for endpoint in service.endpoints:
         s = endpoint.stats
-        for subject, queue in endpoint.subjects[:1]:
-            endpoints.append(
-                {
-                    "name": endpoint.spec.name.replace(" ", "-"),
-                    "subject": subject,
-                    "queue_group": queue or "",
-                    "num_requests": s.num_requests,
-                    "num_errors": s.num_errors,
-                    "last_error": s.last_error,
-                    "processing_time": s.processing_ns,
-                    "average_processing_time": s.processing_ns // max(1, s.num_requests),
-                    "data": {"num_open": endpoint.num_open},
-                }
-            )
+        subject, queue = endpoint.subjects[0]
+        endpoints.append(
+            {
+                "name": endpoint.spec.name.replace(" ", "-"),
+                "subject": subject,
+                "queue_group": queue or "",
+                "num_requests": s.num_requests,
+                "num_errors": s.num_errors,
+                "last_error": s.last_error,
+                "processing_time": s.processing_ns,
+                "average_processing_time": s.processing_ns // max(1, s.num_requests),
+                "data": {"num_open": endpoint.num_open},
+            }
+        )
     if endpoints:
         endpoints[0]["data"] |= {"metrics": service.metrics.snapshot()}
     started = datetime.fromtimestamp(service.started_unix_s, UTC)

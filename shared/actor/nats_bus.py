@@ -155,9 +155,7 @@ class NatsBus:
         self, subject: str, body: bytes, headers: Mapping[str, str] | None, reply: str
     ) -> None:
         try:
-            await self._client.publish(
-                subject, body, reply, dict(headers) if headers else None
-            )
+            await self._client.publish(subject, body, reply, dict(headers) if headers else None)
         except (nats.errors.BadSubjectError, nats.errors.BadHeaderError) as error:
             raise WireError(f"cannot publish on {subject!r}: {error}") from error
         except nats.errors.Error as error:
@@ -175,9 +173,7 @@ class NatsBus:
         self, subject: str, callback: MessageCallback, *, queue: str | None = None
     ) -> "_Subscription":
         async def deliver(msg: Msg) -> None:
-            callback(
-                Message(msg.subject, msg.data, msg.headers or _NO_HEADERS, msg.reply or None)
-            )
+            callback(Message(msg.subject, msg.data, msg.headers or _NO_HEADERS, msg.reply or None))
 
         try:
             subscription = await self._client.subscribe(
@@ -215,7 +211,7 @@ class NatsBus:
                 name=s.name,
                 inbox_prefix=self._inbox,
                 max_reconnect_attempts=-1,
-                reconnect_time_wait=s.reconnect_wait_s,  # type: ignore[arg-type]  # seconds, not int
+                reconnect_time_wait=s.reconnect_wait_s,  # type: ignore[arg-type]  # a float works
                 ping_interval=s.ping_interval_s,
                 error_cb=self._errored,
                 disconnected_cb=self._disconnected,
@@ -289,7 +285,9 @@ class NatsBus:
         self._fail_waiting("the bus connection is closed")
         if self._is_closing:
             return
-        reason = f"bus connection to {self._settings.url} closed for good: {self._client.last_error}"
+        reason = (
+            f"bus connection to {self._settings.url} closed for good: {self._client.last_error}"
+        )
         _log.error("bus closed", reason=reason)
         for callback in self._on_closed:
             callback(reason)
@@ -316,7 +314,7 @@ class _Subscription:
 
     async def drain(self) -> None:
         try:
-            await self._inner.drain()
+            await self._inner.drain()  # type: ignore[no-untyped-call]  # nats-py lacks types
         except (nats.errors.Error, TimeoutError):
             return
 

@@ -151,7 +151,10 @@ async def _main(factory: ServiceFactory, config: StackConfig, instance: str) -> 
                 async def die(reason: str) -> None:
                     raise Unavailable(reason, reason="bus")
 
-                bus.on_closed(lambda reason: inner.start_soon(die, reason))
+                def closed(reason: str) -> None:
+                    inner.start_soon(die, reason)
+
+                bus.on_closed(closed)
                 service = factory(make_context(config, bus, instance, metrics, inner))
                 inner.start_soon(_drain_when_orphaned, service)
                 await serve(service)
@@ -165,7 +168,7 @@ async def _main(factory: ServiceFactory, config: StackConfig, instance: str) -> 
 async def _drain_when_orphaned(service: Service) -> None:
     """Serve on for a while after the supervisor's death, then drain: nobody else would stop us."""
     supervisor = os.environ.get("FINBACK_SUPERVISOR_PID")
-    while supervisor and os.getppid() == int(supervisor):
+    while supervisor and os.getppid() == int(supervisor):  # noqa: ASYNC110  # no event tells of it
         await anyio.sleep(_ORPHAN_CHECK_S)
     if supervisor:
         _log.warning("the supervisor is gone", drains_in_s=ORPHAN_GRACE_S)

@@ -4,9 +4,9 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import anyio
 from anyio.abc import TaskGroup
@@ -19,7 +19,6 @@ from finback.shared.actor.registry import Directory, Registry
 from finback.shared.clock import unix_s
 from finback.shared.config import StackConfig
 from finback.shared.errors import ServingError, WireError
-from finback.shared.telemetry.logging import get_logger
 from finback.shared.telemetry.metrics import Metrics
 from finback.shared.wire import codec
 from finback.shared.wire.messages.control import (
@@ -35,8 +34,6 @@ from finback.shared.wire.subjects import Subjects
 M = TypeVar("M")
 State = Literal["starting", "serving", "draining", "stopped"]
 Scope = Literal["any", "instance", "both"]
-
-_POLL_S: Final = 0.02
 
 
 @dataclass(slots=True, kw_only=True)
@@ -182,7 +179,7 @@ class Service:
         self._subscriptions.append(subscription)
         return subscription
 
-    def spawn(self, coro_fn: Callable[..., Awaitable[Any]], *args: Any) -> None:
+    def spawn(self, coro_fn: Callable[..., Coroutine[Any, Any, Any]], *args: Any) -> None:
         """Run in the service's task group; a failure takes the process down (exit 1)."""
         self.context.task_group.start_soon(coro_fn, *args)
 
@@ -214,8 +211,8 @@ class Service:
             for endpoint in self.endpoints:
                 await endpoint.close_queue_groups()
             await self.drain()
-            while any(endpoint.num_open for endpoint in self.endpoints):
-                await anyio.sleep(_POLL_S)
+            for endpoint in self.endpoints:
+                await endpoint.wait_idle()
         if scope.cancelled_caught:
             self.log.warning("drain timed out", open=sum(e.num_open for e in self.endpoints))
         self.state = "stopped"

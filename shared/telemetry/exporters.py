@@ -44,16 +44,16 @@ def provider(
         )
     if exporter is not None:
         made.add_span_processor(
-            BatchSpanProcessor(
-                exporter, max_queue_size=8192, schedule_delay_millis=_BATCH_DELAY_MS
-            )
+            BatchSpanProcessor(exporter, max_queue_size=8192, schedule_delay_millis=_BATCH_DELAY_MS)
         )
     return made
 
 
 def _otlp(endpoint: str) -> SpanExporter:
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # type: ignore[import-not-found]  # optional
+            OTLPSpanExporter,
+        )
     except ImportError:
         raise ConfigError(
             "otlp_endpoint is set but the exporter is missing: pip install 'finback[otlp]'"
