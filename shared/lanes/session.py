@@ -40,7 +40,7 @@ from finback.shared.wire.messages.cache import (
 )
 
 LEASE_MS: Final = 10_000
-RENEW_EVERY_S: Final = 3.0
+RENEWALS: Final = 3.3  # in the time of a lease
 _TIMEOUT_S: Final = 2.0
 _RELEASE_BATCH: Final = 1000
 
@@ -58,10 +58,13 @@ class SlotLease:
 class ArenaSession:
     """One process's hold on the arena of its host. A reader may use it without `run`."""
 
-    def __init__(self, client: Client, *, owner: str, owner_epoch: int) -> None:
+    def __init__(
+        self, client: Client, *, owner: str, owner_epoch: int, lease_ms: int = LEASE_MS
+    ) -> None:
         self._client = client
         self._owner = owner
         self._owner_epoch = owner_epoch
+        self._lease_ms = lease_ms
         self._folder: Path | None = None
         self._lock: WriterLock | None = None
         self._reader: ArenaReader | None = None
@@ -124,7 +127,7 @@ class ArenaSession:
             owner_epoch=self._owner_epoch,
             num_blocks=num_blocks,
             block_bytes=block_bytes,
-            lease_ms=LEASE_MS,
+            lease_ms=self._lease_ms,
             lease_id=lease_id,
         )
         try:
@@ -175,6 +178,10 @@ class ArenaSession:
         with contextlib.suppress(ServingError):
             await self._flush_releases()
 
+    def forget_all(self) -> None:
+        """Renew nothing that is held now: the leases end by themselves."""
+        self._held.clear()
+
     def is_lost(self, lease_id: str) -> bool:
         """The lease expired before it could be renewed: its tickets are dead. Release it."""
         return lease_id in self._lost
@@ -182,7 +189,7 @@ class ArenaSession:
     async def run(self) -> None:
         """Renew all leases every 3 s and repeat failed releases; runs until cancelled."""
         while True:
-            await anyio.sleep(RENEW_EVERY_S)
+            await anyio.sleep(self._lease_ms / 1000 / RENEWALS)
             with contextlib.suppress(ServingError):
                 await self._flush_releases()
             with contextlib.suppress(ServingError):
