@@ -3,14 +3,37 @@
 All methods are for the event-loop thread and none of them blocks. Lifecycle: `start`, any calls,
 `stop`. A failure of the device thread is final: `on_failure` is called, `failed()` raises, and the
 process is expected to die and be started again.
+
+The loop plans and commits, the device thread computes. While step t runs, plan t + 1 may already
+lie in the thread's queue (`EngineConfig.overlap_below_ms`); its result is committed one step late.
 """
 
+import asyncio
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from finback.shared.clock import monotonic_s
 from finback.shared.engine.config import EngineConfig
+from finback.shared.engine.device import Device, choose_device
+from finback.shared.engine.device_thread import DeviceThread
 from finback.shared.engine.output import Admission, EngineLoad, StepOutput
-from finback.shared.engine.sequence import SequenceCounts, SequenceKey, SequenceSpec, TokenIds
+from finback.shared.engine.plan import StepPlan, StepResult
+from finback.shared.engine.runner import Runner
+from finback.shared.engine.scheduler import Committed, Scheduler
+from finback.shared.engine.sequence import (
+    Sequence,
+    SequenceCounts,
+    SequenceKey,
+    SequenceSpec,
+    State,
+    TokenIds,
+)
+from finback.shared.engine.sizing import EngineSizes, choose_sizes
+from finback.shared.engine.step_times import StepTime, StepTimes
+from finback.shared.errors import InvalidRequest, InvariantViolated, NotFound, Unavailable
 from finback.shared.wire.messages.control import CacheSpec
 
 if TYPE_CHECKING:
@@ -20,10 +43,6 @@ if TYPE_CHECKING:
 class Engine:
     """One model, one KV pool, one scheduler, one device thread."""
 
-    cache_spec: CacheSpec
-    num_blocks: int
-    max_model_len: int
-
     def __init__(
         self,
         model: "CausalLM",
@@ -32,63 +51,180 @@ class Engine:
         on_step: Callable[[StepOutput], None],
         on_failure: Callable[[BaseException], None] | None = None,
     ) -> None:
-        raise NotImplementedError
+        """Take the memory. Raises `ConfigError` when it does not fit, and says the sum."""
+        device = Device(choose_device(config.device), config.num_threads)
+        self.config = config
+        self.sizes: EngineSizes = choose_sizes(model, config, device)
+        self._device = device
+        self._geometry = self.sizes.geometry
+        self._runner = Runner(model, self.sizes, config, device)
+        self._scheduler = Scheduler(self.sizes.scheduler_config(config))
+        self._on_step = on_step
+        self._on_failure = on_failure
+        self._times = StepTimes()
+        self._plans: deque[StepPlan] = deque()
+        self._outbox: list[StepOutput] = []
+        self._is_running = False
+        self._is_pumping = False
+        self._progress = 0
+        self._loop: asyncio.AbstractEventLoop
+        self._thread: DeviceThread
+        self._failure: asyncio.Future[None]
+
+    # -- facts
+
+    @property
+    def cache_spec(self) -> CacheSpec:
+        """Whom this engine's blocks fit; `salt` keys the hash chain of its prefixes."""
+        return self.sizes.cache_spec
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of the KV pool."""
+        return self.sizes.memory.num_blocks
+
+    @property
+    def max_model_len(self) -> int:
+        """Longest prompt plus completion, in tokens."""
+        return self.sizes.memory.max_model_len
+
+    @property
+    def progress(self) -> int:
+        """Rises with every retired step; for ping."""
+        return self._progress
+
+    @property
+    def step_times(self) -> tuple[StepTime, ...]:
+        """The table of step times by rows."""
+        return self._times.table()
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is."""
+        table = self._scheduler.table
+        waiting = sum(s.target - s.num_computed for s in table.waiting)
+        chunking = sum(s.target - s.num_computed for s in table.running if not s.is_decoding)
+        return EngineLoad(
+            num_running=len(table.running),
+            num_waiting=len(table.waiting),
+            num_blocks=table.pool.num_blocks,
+            num_free_blocks=table.pool.num_free,
+            num_waiting_tokens=waiting + chunking,
+            step_time_ms=self._times.step_time_ms,
+            tokens_per_s=self._times.tokens_per_s(monotonic_s()),
+            num_preemptions=table.num_preemptions,
+        )
+
+    def check_integrity(self) -> None:
+        """Raise `InvariantViolated` if the books do not add up; for tests and idle times."""
+        self._scheduler.table.check_integrity()
+
+    # -- lifecycle
 
     async def start(self) -> None:
         """Start the device thread; results go to the running event loop."""
-        raise NotImplementedError
+        self._loop = asyncio.get_running_loop()
+        self._failure = self._loop.create_future()
+        self._thread = DeviceThread(
+            self._loop, prepare=self._device.prepare_thread, on_failure=self._fail
+        )
+        self._thread.start()
+        self._is_running = True
 
     async def stop(self) -> None:
         """Let the running step end, drop all sequences (no ends are told), stop the thread."""
-        raise NotImplementedError
+        self._is_running = False
+        await self._thread.stop()
+        for key in list(self._scheduler.table.by_key):
+            self._scheduler.abort(key)
+        if not self._failure.done():
+            self._failure.set_result(None)
 
     async def failed(self) -> None:
         """Wait until the device thread fails, then raise; returns when the engine was stopped."""
-        raise NotImplementedError
+        await asyncio.shield(self._failure)
+
+    # -- sequences
 
     def add(self, spec: SequenceSpec) -> Admission:
         """Queue a sequence, or refuse it with a reason. A newer attempt replaces an older one."""
-        raise NotImplementedError
+        if not self._is_running:
+            return Admission(accepted=False, reason="stopped", message="the engine has stopped")
+        admission = self._scheduler.add(spec)
+        self._wake()
+        return admission
 
-    def activate(self, key: SequenceKey, num_computed_tokens: int) -> bool:
-        """Mode decode: the KV of the first tokens was imported; compute the rest here and go on."""
-        raise NotImplementedError
+    def activate(
+        self, key: SequenceKey, num_computed_tokens: int, num_cached_tokens: int | None = None
+    ) -> bool:
+        """Mode decode: the KV of the first tokens was imported; compute the rest here and go on.
+
+        `num_cached_tokens`: what prefill found cached, if that is to be reported.
+        """
+        done = self._scheduler.activate(key, num_computed_tokens, num_cached_tokens)
+        self._wake()
+        return done
 
     def abort(self, key: SequenceKey) -> bool:
         """End a sequence silently; False if it is not known. Its blocks go with the running step."""
-        raise NotImplementedError
+        found = self._scheduler.abort(key) is not None
+        self._wake()
+        return found
 
     async def abort_and_wait(self, key: SequenceKey) -> bool:
         """`abort`, and return when no running step uses its blocks any more."""
-        raise NotImplementedError
+        found = self.abort(key)
+        if found and self._plans:
+            await self._call(lambda: None)
+        return found
 
     def finish(self, key: SequenceKey, num_tokens: int) -> SequenceCounts | None:
         """End a choice (silently) with its first `num_tokens` completion tokens; also an ended one."""
-        raise NotImplementedError
+        counts = self._scheduler.finish(key, num_tokens)
+        self._wake()
+        return counts
 
     def grant(self, key: SequenceKey, up_to_offset: int) -> None:
         """Let a choice run up to this completion length."""
-        raise NotImplementedError
+        if self._scheduler.grant(key, up_to_offset):
+            self._wake()
 
     def release(self, key: SequenceKey) -> None:
         """Mode prefill: the hand-over is done, its blocks may go."""
-        raise NotImplementedError
+        self._scheduler.release(key)
+        self._wake()
 
     def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> None:
         """The tokens allowed at completion index `position` (int32 LE [ceil(vocab / 32)])."""
-        raise NotImplementedError
+        if len(bitmask) != self._runner.bitmask_bytes:
+            raise InvalidRequest(
+                f"a bitmask has {self._runner.bitmask_bytes} bytes here, not {len(bitmask)}"
+            )
+        if self._scheduler.provide_mask(key, position, bitmask):
+            self._wake()
 
     def provide_draft(self, key: SequenceKey, position: int, token_ids: TokenIds) -> None:
-        """A guess for absolute positions `position`, `position` + 1, ...; may be late or wrong."""
-        raise NotImplementedError
+        """A guess for absolute positions `position`, `position` + 1, ...; may be late or wrong.
+
+        It is looked at when the next step is launched: what disagrees with the tokens sampled
+        meanwhile is dropped. A newer guess replaces an older one.
+        """
+        sequence = self._scheduler.table.by_key.get(key)
+        if sequence is None or sequence.state is not State.RUNNING:
+            return
+        wrong = (token_ids < 0) | (token_ids >= self.sizes.vocab_size)
+        if wrong.any():
+            token_ids = token_ids[: int(np.argmax(wrong))]
+        self._runner.slots.offer_draft(sequence.slot, sequence.incarnation, position, token_ids)
 
     def tokens(self, key: SequenceKey) -> TokenIds | None:
         """The completion so far; of an ended choice until `forget`."""
-        raise NotImplementedError
+        return self._scheduler.tokens(key)
 
     def forget(self, key: SequenceKey) -> None:
         """An ended choice needs no `tokens` and no `finish` any more."""
-        raise NotImplementedError
+        self._scheduler.table.ended.pop(key, None)
+
+    # -- blocks
 
     async def export_block(self, key: SequenceKey, block_index: int, out: memoryview) -> int:
         """Copy a block (host layout) into `out` between steps; returns the tokens it holds.
@@ -96,21 +232,134 @@ class Engine:
         A partial last block is written as its computed tokens only. Raises `NotFound` when the
         sequence is gone or the block is not computed.
         """
-        raise NotImplementedError
+        sequence = self._sequence_with_block(key, block_index)
+        size = self.config.block_size
+        num_tokens = min(size, sequence.num_computed - block_index * size)
+        if num_tokens <= 0:
+            raise NotFound(f"block {block_index} of {key[0]} is not computed")
+        num_bytes = self._geometry.num_bytes(num_tokens)
+        if len(out) < num_bytes:
+            raise InvalidRequest(f"{num_bytes} bytes are needed for the block, not {len(out)}")
+        block_id = sequence.block_ids[block_index]
+        await self._call(lambda: self._runner.pack_block(block_id, num_tokens, out[:num_bytes]))
+        return num_tokens
 
     async def import_block(self, key: SequenceKey, block_index: int, data: memoryview) -> None:
         """Mode decode, before `activate`: copy a block (host layout) into the pool between steps.
 
-        `data` holds a whole number of tokens, at most a block. Raises `NotFound` when the sequence
-        is gone or active.
+        `data` holds a whole number of tokens, at most a block. A block that is a prefix hit here is
+        left as it is. Raises `NotFound` when the sequence is gone or active.
         """
-        raise NotImplementedError
+        sequence = self._sequence_with_block(key, block_index)
+        if sequence.state is not State.RESERVED:
+            raise NotFound(f"{key[0]} takes no blocks any more")
+        num_tokens, rest = divmod(len(data), self._geometry.token_bytes)
+        if rest or not 0 < num_tokens <= self.config.block_size:
+            raise InvalidRequest(f"{len(data)} bytes are not a block of this pool")
+        if block_index < sequence.num_registered:
+            return
+        block_id = sequence.block_ids[block_index]
+        await self._call(lambda: self._runner.unpack_block(block_id, num_tokens, data))
 
-    def load(self) -> EngineLoad:
-        """How busy the engine is."""
-        raise NotImplementedError
+    def _sequence_with_block(self, key: SequenceKey, block_index: int) -> Sequence:
+        sequence = self._scheduler.table.by_key.get(key)
+        if sequence is None or not 0 <= block_index < len(sequence.block_ids):
+            raise NotFound(f"block {block_index} of {key[0]} is not here")
+        return sequence
 
-    @property
-    def progress(self) -> int:
-        """Rises with every retired step; for ping."""
-        raise NotImplementedError
+    async def _call(self, work: Callable[[], None]) -> None:
+        if not self._is_running:
+            raise Unavailable("the engine has stopped")
+        done = asyncio.ensure_future(self._thread.call(work))
+        await asyncio.wait((done, self._failure), return_when=asyncio.FIRST_COMPLETED)
+        if not done.done():
+            done.cancel()
+            raise Unavailable("the engine has stopped")
+        done.result()
+
+    # -- steps
+
+    def _wake(self) -> None:
+        """Plan soon, once for all calls of this turn of the loop."""
+        if self._is_running and not self._is_pumping:
+            self._is_pumping = True
+            self._loop.call_soon(self._pump_and_tell)
+
+    def _pump_and_tell(self) -> None:
+        self._is_pumping = False
+        try:
+            self._pump()
+            self._tell()
+        except BaseException as error:  # a broken invariant here is as final as one on the device
+            self._fail(error)
+            raise
+
+    def _pump(self) -> None:
+        while self._is_running and self._may_plan():
+            plan = self._scheduler.plan()
+            news = self._scheduler.take_news()
+            if news:
+                self._outbox.append(_output(news, self._progress))
+            if plan is None:
+                return
+            self._plans.append(plan)
+            self._thread.submit(lambda plan=plan: self._runner.execute(plan), self._retired)
+
+    def _may_plan(self) -> bool:
+        if not self._plans:
+            return True
+        if len(self._plans) > 1 or not self.config.overlap_below_ms:
+            return False
+        expected = self._times.expected_ms(self._plans[0].num_rows)
+        return expected is not None and expected < self.config.overlap_below_ms
+
+    def _retired(self, result: StepResult) -> None:
+        """Commit the oldest step, get the next one going, then tell."""
+        try:
+            self._commit(result)
+            self._pump()
+            self._tell()
+        except BaseException as error:  # a broken invariant here is as final as one on the device
+            self._fail(error)
+            raise
+
+    def _commit(self, result: StepResult) -> None:
+        plan = self._plans.popleft()
+        if plan.step != result.step:
+            raise InvariantViolated(f"step {result.step} retired before step {plan.step}")
+        committed = self._scheduler.commit(plan, result.items)
+        self._progress = result.step
+        if result.num_rows:
+            self._times.record(result.num_rows, result.duration_ms)
+        num_tokens = sum(row.token_ids.size for row in committed.rows)
+        if num_tokens:
+            self._times.record_tokens(result.started_s + result.duration_ms / 1e3, num_tokens)
+        self._outbox.append(_output(committed, result.step, result))
+
+    def _tell(self) -> None:
+        while self._outbox:
+            self._on_step(self._outbox.pop(0))
+
+    def _fail(self, error: BaseException) -> None:
+        self._is_running = False
+        if self._failure.done():
+            return
+        failure = InvariantViolated(f"the engine failed: {type(error).__name__}")
+        failure.__cause__ = error
+        self._failure.set_exception(failure)
+        self._failure.exception()  # retrieved here: nobody has to await `failed`
+        if self._on_failure is not None:
+            self._on_failure(error)
+
+
+def _output(committed: Committed, step: int, result: StepResult | None = None) -> StepOutput:
+    return StepOutput(
+        step=step,
+        rows=tuple(committed.rows),
+        prefilled=tuple(committed.prefilled),
+        want_masks=tuple(committed.want_masks),
+        want_drafts=tuple(committed.want_drafts),
+        num_rows=result.num_rows if result else 0,
+        started_s=result.started_s if result else 0.0,
+        duration_ms=result.duration_ms if result else 0.0,
+    )

@@ -197,7 +197,9 @@ class SlotTable:
             return Accepted(num_computed=item.num_rows, token_ids=())
         length = int(self.length[slot])
         accepted = 0
-        while accepted < num_drafts and target_ids[accepted] == self.tokens[slot, length + accepted]:
+        while (
+            accepted < num_drafts and target_ids[accepted] == self.tokens[slot, length + accepted]
+        ):
             accepted += 1
         new = tuple(target_ids[: accepted + 1])
         num_computed = length + accepted - int(self.computed[slot])

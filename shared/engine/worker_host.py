@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import importlib
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, ClassVar, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import anyio
 
@@ -20,7 +20,6 @@ from finback.shared.actor.nats_bus import connect
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
 from finback.shared.config import StackConfig
-from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.role import Role
 from finback.shared.errors import ServingError
@@ -32,6 +31,9 @@ from finback.shared.lanes.shm_lane import ShmLane
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
 
+if TYPE_CHECKING:
+    from finback.shared.engine.engine import Engine  # brings torch; the caller builds it
+
 ROLES: Final = {
     "prefill": "finback.services.prefill.service:PrefillRole",
     "decode": "finback.services.decode.service:DecodeRole",
@@ -42,7 +44,7 @@ _ARENA_RETRY_S: Final = 1.0
 
 OnStep = Callable[[StepOutput], None]
 # Builds the engine (not started yet); runs in a worker thread, because weights take seconds.
-LoadEngine = Callable[[StackConfig, OnStep], Engine]
+LoadEngine = Callable[[StackConfig, OnStep], "Engine"]
 
 
 class WorkerHost(Service):

@@ -1,0 +1,72 @@
+"""What an engine's numbers are, from its model, its settings and the memory that is free."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from finback.shared.engine.config import EngineConfig
+from finback.shared.engine.device import Device
+from finback.shared.engine.memory import MemoryPlan, plan_memory
+from finback.shared.engine.table import SchedulerConfig
+from finback.shared.kv.layout import BlockGeometry, cache_spec
+from finback.shared.wire.messages.control import CacheSpec
+
+if TYPE_CHECKING:
+    from finback.shared.models.causal_lm import CausalLM
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSizes:
+    """Chosen once, before anything is allocated."""
+
+    geometry: BlockGeometry
+    memory: MemoryPlan
+    cache_spec: CacheSpec
+    vocab_size: int
+
+    def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
+        """The scheduler's share of the numbers."""
+        return SchedulerConfig(
+            num_blocks=self.memory.num_blocks,
+            block_size=config.block_size,
+            max_model_len=self.memory.max_model_len,
+            vocab_size=self.vocab_size,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_queue=config.max_queue,
+            max_draft_tokens=config.max_draft_tokens,
+            eos_token_ids=config.eos_token_ids,
+            prefix_caching=config.prefix_caching,
+            cache_key=config.cache_key,
+            salt=self.cache_spec.salt.encode(),
+        )
+
+
+def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> EngineSizes:
+    """Fit a pool beside the model's weights. Raises `ConfigError` when there is no room."""
+    facts = model.config
+    kv_dtype = model.default_kv_dtype if config.kv_dtype == "auto" else config.kv_dtype
+    geometry = BlockGeometry(
+        block_size=config.block_size,
+        num_layers=facts.num_layers,
+        num_kv_heads=facts.num_kv_heads,
+        head_dim=facts.head_dim,
+        kv_dtype=kv_dtype,
+    )
+    memory = plan_memory(
+        config,
+        geometry,
+        model_max_len=facts.max_model_len,
+        vocab_size=facts.vocab_size,
+        hidden_size=facts.hidden_size,
+        weights_bytes=model.weights_bytes,
+        free_bytes=device.free_bytes(),
+    )
+    spec = cache_spec(
+        geometry,
+        weights_digest=config.weights_digest,
+        config=facts.describe(),
+        numerics=config.mode,
+    )
+    return EngineSizes(
+        geometry=geometry, memory=memory, cache_spec=spec, vocab_size=facts.vocab_size
+    )
