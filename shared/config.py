@@ -101,6 +101,10 @@ class StackConfig:
     http_port: int = setting(0, "port the gateway listens on; 0: a free one", low=0, high=65535)
     api_keys_file: str = setting("", "hashed API keys; empty: no key is asked for")
 
+    http_is_private: bool = setting(
+        False, "strangers cannot reach http_host (a container's): no key is needed"
+    )
+
     # Shape
     roles_layout: str = setting(
         "auto",

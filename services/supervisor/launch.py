@@ -2,10 +2,12 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 
+from finback.services.supervisor import key_file
 from finback.services.supervisor.run_dir import RunDir, StackState
 from finback.shared.config import StackConfig
 from finback.shared.errors import ConfigError
@@ -13,8 +15,9 @@ from finback.shared.telemetry import logging
 
 
 def check(config: StackConfig) -> StackConfig:
-    """What can be known to be wrong before anything is started; fills in the model's name.
+    """What can be known to be wrong before anything is started.
 
+    Returns the settings with the file of API keys filled in: no file, no key is asked for.
     Raises `ConfigError`: one line that says what and how to mend it.
     """
     from finback.shared.models.source import open_source
@@ -25,12 +28,14 @@ def check(config: StackConfig) -> StackConfig:
             f"max_model_len {config.max_model_len} is above the model's "
             f"{source.config.max_model_len} tokens"
         )
-    if not _is_loopback(config.http_host) and not config.api_keys_file:
+    keys_path = key_file.default_path(config)
+    is_open = not _is_loopback(config.http_host) and not config.http_is_private
+    if is_open and not any(not key.revoked for key in key_file.read(keys_path)):
         raise ConfigError(
-            f"http_host {config.http_host} is reachable from outside and no API key is set: "
-            "make one (finback keys create) and set api_keys_file, or listen on 127.0.0.1"
+            f"refusing to listen on {config.http_host} without API keys: make one "
+            f"(finback keys create --run-dir {config.run_dir}), or listen on 127.0.0.1"
         )
-    return config
+    return dataclasses.replace(config, api_keys_file=str(keys_path))
 
 
 def _is_loopback(host: str) -> bool:
