@@ -137,6 +137,12 @@ class StackConfig:
     max_tenant_requests: int = setting(
         0, "open requests of one tenant; 0: no limit", low=0, high=2**20
     )
+    max_open_requests: int = setting(
+        1024, "requests open in a gateway; above it 429", low=1, high=2**20
+    )
+    keep_alive_s: float = setting(
+        5.0, "between comments on a stream that waits", unit="s", low=0.1, high=300
+    )
     request_timeout_s: float = setting(
         600.0, "longest life of a request", unit="s", low=0.1, high=86400
     )

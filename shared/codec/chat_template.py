@@ -10,14 +10,19 @@ from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
-from finback.shared.codec.template_budget import BoundedEnvironment, Budget, MAX_TEXT_CHARS
+from finback.shared.codec.template_budget import (
+    BUDGET,
+    MAX_TEXT_CHARS,
+    BoundedEnvironment,
+    Budget,
+)
 from finback.shared.errors import ConfigError, InvalidRequest
 
 Message = Mapping[str, Any]
 
 
 class ChatTemplate:
-    """Renders messages to the text of a prompt. Thread-safe as long as renders do not overlap."""
+    """Renders messages to the text of a prompt. Thread-safe."""
 
     def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         self.source = source
@@ -36,7 +41,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
     ) -> str:
         """The prompt's text; what the template itself refuses is the caller's mistake."""
-        self._environment.budget = Budget()
+        BUDGET.set(Budget())
         context = {
             **self._tokens,
             "tools": None,
@@ -46,13 +51,12 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         try:
-            text = self._bounded_text(context)
+            return self._bounded_text(context)
         except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as error:
             raise InvalidRequest(
                 f"the chat template of this model cannot render these messages: {error}",
                 param="messages",
             ) from error
-        return text
 
     def _bounded_text(self, context: Mapping[str, Any]) -> str:
         parts, num_chars = [], 0

@@ -1,6 +1,6 @@
 """A byte-level BPE tokenizer from what a GGUF file holds: spellings, merges, types and a name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import tokenizers
@@ -25,25 +25,32 @@ END_SPELLINGS: Final = frozenset(
 
 def build(
     *,
-    tokens: Sequence[str],
-    merges: Sequence[str],
-    token_types: Sequence[int],
+    read_tokens: Callable[[], list[str]],
+    read_merges: Callable[[], list[str]],
+    read_token_types: Callable[[], Sequence[int]],
     pre: str,
     bos_id: int | None,
     eos_ids: Sequence[int],
     adds_bos: bool | None,
 ) -> Tokenizer:
-    """Index in `tokens` = id; `merges` in rank order, two spellings and one space between."""
+    """Index of a token = id; merges in rank order, two spellings and one space between.
+
+    The lists are read when needed and not kept: they are several times as large as the tokenizer.
+    """
     pre_tokenization = by_name(pre)
+    tokens, token_types = read_tokens(), list(map(int, read_token_types()))
+    if len(tokens) != len(token_types):
+        raise ConfigError("the model file has not one token type for each token")
     control = [
         ControlToken(token_id=token_id, spelling=tokens[token_id], is_special=kind == CONTROL)
         for token_id, kind in enumerate(token_types)
         if kind in (CONTROL, USER_DEFINED)
     ]
-    plain = _plain(tokens, merges, token_types, pre_tokenization)
+    plain = _plain(tokens, read_merges(), token_types, pre_tokenization)
 
     def full() -> tokenizers.Tokenizer:
-        return _with_control(_plain(tokens, merges, None, pre_tokenization), control)
+        every = _plain(read_tokens(), read_merges(), None, pre_tokenization)
+        return _with_control(every, control)
 
     ends = [token.token_id for token in control if token.spelling in END_SPELLINGS]
     return Tokenizer(

@@ -5,6 +5,7 @@ outruns it fails as a bad template, it does not hang or fill the memory of the p
 """
 
 from collections.abc import Iterable, Iterator
+from contextvars import ContextVar
 from typing import Any, Final
 
 from jinja2 import nodes
@@ -43,14 +44,17 @@ class Budget:
             raise SecurityError("the chat template takes too long")
 
 
+# The budget of the render that runs in this context; renders may overlap on several threads.
+BUDGET: Final[ContextVar[Budget]] = ContextVar("finback_template_budget")
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """Jinja's immutable sandbox with a budget. One render at a time sets `budget`."""
+    """Jinja's immutable sandbox, drawing on `BUDGET`, which a render sets before it begins."""
 
     intercepted_binops = frozenset({"*", "**", "+", "%"})
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.budget = Budget()
         self.filters[_EACH] = self._each
         self.filters[_JOINED] = self._joined
         self.filters["replace"] = _bounded_replace(self.filters["replace"])
@@ -66,22 +70,23 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree.set_environment(self)
 
     def call(self, context: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
-        self.budget.spend()
+        BUDGET.get().spend()
         _check_widths(args)
         return super().call(context, target, *args, **kwargs)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        self.budget.spend()
+        BUDGET.get().spend()
         _check_operands(operator, left, right)
         return super().call_binop(context, operator, left, right)
 
     def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+        budget = BUDGET.get()
         for item in items:
-            self.budget.spend()
+            budget.spend()
             yield item
 
     def _joined(self, parts: list[Any]) -> str:
-        self.budget.spend()
+        BUDGET.get().spend()
         texts = [str(part) for part in parts]
         _check_size(sum(map(len, texts)))
         return "".join(texts)

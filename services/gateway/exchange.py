@@ -1,0 +1,281 @@
+"""One request and its answer, from a body to a sink: the same for HTTP and NATS, whole or streamed."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+
+from opentelemetry import trace
+
+from finback.services.gateway.answer import Answer, Usage
+from finback.services.gateway.body import parse_object
+from finback.services.gateway.desk import Desk
+from finback.services.gateway.error_envelope import error_document
+from finback.services.gateway.generation import Generation
+from finback.services.gateway.grammar import grammar_of
+from finback.services.gateway.lifecycle import Lifecycle
+from finback.services.gateway.openai_format import to_json
+from finback.services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from finback.services.gateway.served_model import ServedModel
+from finback.services.gateway.sink import Sink
+from finback.services.gateway.validation import check
+from finback.services.gateway.work import Work, chat_work, completion_work
+from finback.shared.actor.deadline import Deadline
+from finback.shared.clock import monotonic_s
+from finback.shared.config import StackConfig
+from finback.shared.errors import Overloaded, ServingError, Unavailable
+from finback.shared.telemetry import metrics as metric_names
+from finback.shared.telemetry import tracing
+from finback.shared.wire.messages.generate import GenerationSpec, GrammarSpec
+from finback.shared.wire.messages.sampler import CompileReply, CompileRequest
+
+COMPILE_TIMEOUT_S: Final = 15.0
+CREDIT_TOKENS: Final = 1024
+R = TypeVar("R", bound=GenerationRequest)
+MakeWork = Callable[..., Awaitable[Work]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """Who asks: the request's id, and the key's id as tenant (empty without keys)."""
+
+    request_id: str
+    tenant: str = ""
+
+
+class Exchange:
+    """Answers requests. Bounded: above `max_open` requests at once the rest is refused."""
+
+    def __init__(
+        self,
+        *,
+        model: ServedModel,
+        desk: Desk,
+        lifecycle: Lifecycle,
+        config: StackConfig,
+        max_open: int,
+    ) -> None:
+        self.model = model
+        self.num_open = 0
+        self.is_draining = False
+        self._desk = desk
+        self._lifecycle = lifecycle
+        self.keep_alive_s = config.keep_alive_s
+        self._config = config
+        self._max_open = max_open
+
+    async def chat_completions(self, body: bytes, caller: Caller, sink: Sink) -> None:
+        """`POST /v1/chat/completions`."""
+        await self._serve("chat.completions", ChatRequest, chat_work, body, caller, sink)
+
+    async def completions(self, body: bytes, caller: Caller, sink: Sink) -> None:
+        """`POST /v1/completions`."""
+        await self._serve("completions", CompletionRequest, completion_work, body, caller, sink)
+
+    async def _serve(
+        self,
+        endpoint: str,
+        request_type: type[R],
+        make_work: MakeWork,
+        body: bytes,
+        caller: Caller,
+        sink: Sink,
+    ) -> None:
+        """Raises `ServingError` as long as nothing was sent; afterwards errors go in the stream."""
+        request = check(parse_object(body), request_type)
+        self._admit()
+        self.num_open += 1
+        self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
+        run = _Run(self, endpoint, caller, sink)
+        try:
+            with tracing.span("gateway encode"):
+                work = await make_work(
+                    request, self.model, request_id=caller.request_id, tenant=caller.tenant
+                )
+            grammar = await self._compile(grammar_of(request), caller)
+            await run.answer(work, self._generations(work, grammar, caller, run.notify))
+        finally:
+            self.num_open -= 1
+            self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
+
+    def _admit(self) -> None:
+        if self.is_draining:
+            raise Unavailable("the gateway is stopping", reason="draining", retry_after_s=1.0)
+        if self.num_open >= self._max_open:
+            raise Overloaded(
+                f"{self.num_open} requests are open already; try again in a moment",
+                reason="rate_limit_exceeded",
+                retry_after_s=1.0,
+            )
+
+    async def _compile(self, grammar: GrammarSpec | None, caller: Caller) -> GrammarSpec | None:
+        if grammar is None:
+            return None
+        reply = await self._desk.client.call(
+            self._desk.subjects.service("sampler", "compile"),
+            CompileRequest(model=self.model.name, grammar=grammar),
+            CompileReply,
+            timeout_s=COMPILE_TIMEOUT_S,
+            request_id=caller.request_id,
+        )
+        return replace(grammar, grammar_id=reply.grammar_id)
+
+    def _generations(
+        self, work: Work, grammar: GrammarSpec | None, caller: Caller, notify: asyncio.Event
+    ) -> list[Generation]:
+        deadline = Deadline.after(self._config.request_timeout_s)
+        return [
+            Generation(
+                GenerationSpec(
+                    request_id=caller.request_id if at == 0 else f"{caller.request_id}.{at}",
+                    attempt=1,
+                    model=self.model.name,
+                    token_ids=prompt.token_ids,
+                    sampling=sampling,
+                    choices=work.choices,
+                    gateway=self._desk.instance,
+                    tenant=caller.tenant,
+                    grammar=grammar,
+                    credit_tokens=CREDIT_TOKENS,
+                    drafting=self._config.drafting,
+                ),
+                block_hashes=prompt.block_hashes,
+                deadline=deadline,
+                notify=notify,
+            )
+            for at, (prompt, sampling) in enumerate(
+                zip(work.prompts, work.samplings, strict=True)
+            )
+        ]
+
+    @property
+    def desk(self) -> Desk:
+        return self._desk
+
+    @property
+    def lifecycle(self) -> Lifecycle:
+        return self._lifecycle
+
+
+class _Run:
+    """The answer of one request on its way to its sink, with its times."""
+
+    def __init__(self, exchange: Exchange, endpoint: str, caller: Caller, sink: Sink) -> None:
+        self.notify = asyncio.Event()
+        self._exchange = exchange
+        self._endpoint = endpoint
+        self._caller = caller
+        self._sink = sink
+        self._begun_s = monotonic_s()
+        self._first_ns = 0
+        self._busy_ns = 0
+        self._num_events = 0
+
+    async def answer(self, work: Work, generations: list[Generation]) -> None:
+        """Run the generations and send what they say; leaving early cancels them."""
+        answer = Answer(
+            generations,
+            self._exchange.desk,
+            self._exchange.model.tokenizer,
+            stops=work.stops,
+            notify=self.notify,
+            on_restart=work.protocol.restart,
+        )
+        lifecycle = self._exchange.lifecycle
+        tasks = [asyncio.create_task(lifecycle.run(generation)) for generation in generations]
+        try:
+            if work.request.stream:
+                await self._stream(work, answer)
+            else:
+                await self._whole(work, answer)
+        finally:
+            for task in tasks:
+                task.cancel()
+            # Their own clean-up (cancels, reports) must be through; a bug in them is raised.
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+    async def _whole(self, work: Work, answer: Answer) -> None:
+        async for events in answer.events(self._exchange.keep_alive_s):
+            if events:
+                self._note_first()
+                work.protocol.add(events)
+        usage = await answer.usage()
+        answer.commit()
+        self._report(usage)
+        await self._sink.reply(200, to_json(work.protocol.body(usage)))
+
+    async def _stream(self, work: Work, answer: Answer) -> None:
+        sink, is_open = self._sink, False
+        try:
+            async for events in answer.events(self._exchange.keep_alive_s):
+                if not is_open:
+                    is_open = True
+                    await sink.open_stream()
+                if not events:
+                    await sink.keep_alive()
+                    continue
+                self._note_first()
+                begun_ns = time.perf_counter_ns()
+                documents = work.protocol.chunks(events)
+                self._busy_ns += time.perf_counter_ns() - begun_ns
+                self._num_events += len(events)
+                answer.commit()
+                await sink.send(documents)
+        except ServingError as error:
+            if not is_open:
+                raise
+            await sink.send([error_document(error)])
+            await sink.close_stream("error")
+            self._exchange.desk.metrics.count("finback.gateway.stream_errors", code=error.code)
+            return
+        usage = await answer.usage()
+        last = work.protocol.last_chunks(usage)
+        if last:
+            await sink.send(last)
+        self._report(usage)
+        await sink.close_stream("end")
+
+    def _note_first(self) -> None:
+        if not self._first_ns:
+            self._first_ns = time.time_ns()
+            ttft_s = monotonic_s() - self._begun_s
+            metrics = self._exchange.desk.metrics
+            metrics.observe(metric_names.TIME_TO_FIRST_TOKEN, ttft_s)
+            span = trace.get_current_span()
+            span.set_attribute("gen_ai.response.time_to_first_token", ttft_s)
+
+    def _report(self, usage: Usage) -> None:
+        """Metrics add up to the usage that clients are told."""
+        metrics, total_s = self._exchange.desk.metrics, monotonic_s() - self._begun_s
+        metrics.observe(metric_names.REQUEST_DURATION, total_s)
+        for name, count in (
+            ("prompt", usage.num_prompt_tokens),
+            ("completion", usage.num_completion_tokens),
+            ("cached", usage.num_cached_tokens),
+            ("draft", usage.num_draft_tokens),
+            ("accepted", usage.num_accepted_tokens),
+        ):
+            metrics.count("finback.gateway.tokens", count, kind=name)
+        if usage.num_completion_tokens > 1 and self._first_ns:
+            decode_s = (time.time_ns() - self._first_ns) / 1e9
+            per_token_s = decode_s / (usage.num_completion_tokens - 1)
+            metrics.observe(metric_names.TIME_PER_OUTPUT_TOKEN, per_token_s)
+        span = trace.get_current_span()
+        span.set_attribute("gen_ai.usage.input_tokens", usage.num_prompt_tokens)
+        span.set_attribute("gen_ai.usage.output_tokens", usage.num_completion_tokens)
+        span.set_attribute("finback.num_cached_tokens", usage.num_cached_tokens)
+        span.set_attribute("finback.num_draft_tokens", usage.num_draft_tokens)
+        span.set_attribute("finback.num_accepted_tokens", usage.num_accepted_tokens)
+        if self._first_ns:
+            attributes: dict[str, Any] = {
+                "finback.num_tokens": usage.num_completion_tokens,
+                "finback.num_events": self._num_events,
+                "finback.format_us": self._busy_ns // 1000,
+            }
+            tracing.record_span(
+                "gateway detokenise", self._first_ns, time.time_ns(), tracing.current(), attributes
+            )

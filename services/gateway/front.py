@@ -1,0 +1,92 @@
+"""What HTTP and NATS have in common at the door: who asks, under which id, once or again."""
+
+import hashlib
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from opentelemetry.trace import SpanKind
+
+from finback.services.gateway.auth import KeyRing
+from finback.services.gateway.body import MAX_BODY_BYTES, parse_object
+from finback.services.gateway.exchange import Caller, Exchange
+from finback.services.gateway.idempotency import Recordings
+from finback.services.gateway.request_ids import RequestIds
+from finback.services.gateway.sink import Sink
+from finback.shared.errors import PayloadTooLarge
+from finback.shared.telemetry import tracing
+
+Handler = Callable[[bytes, Caller, Sink], Awaitable[None]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Front:
+    """The public endpoints behind both doors."""
+
+    exchange: Exchange
+    keys: KeyRing
+    recordings: Recordings
+    request_ids: RequestIds
+
+    def handler(self, endpoint: str) -> Handler:
+        """What answers an endpoint."""
+        handlers: dict[str, Handler] = {
+            "chat.completions": self.exchange.chat_completions,
+            "completions": self.exchange.completions,
+        }
+        return handlers[endpoint]
+
+    async def answer(
+        self,
+        endpoint: str,
+        body: bytes,
+        sink: Sink,
+        *,
+        request_id: str,
+        authorization: str | None,
+        idempotency_key: str | None,
+    ) -> None:
+        """Authenticate and answer; raises `ServingError` while nothing was sent."""
+        caller = Caller(request_id=request_id, tenant=self.keys.tenant_of(authorization))
+        check_body_size(len(body))
+        handler = self.handler(endpoint)
+        if idempotency_key is None:
+            await handler(body, caller, sink)
+            return
+        canonical = json.dumps(parse_object(body), sort_keys=True).encode()
+
+        async def make(recording: Sink) -> None:
+            await handler(body, caller, recording)
+
+        await self.recordings.answer(
+            (caller.tenant, endpoint, idempotency_key),
+            hashlib.sha256(canonical).digest(),
+            make,
+            sink,
+            tick_s=self.exchange.keep_alive_s,
+        )
+
+
+_TOO_LARGE: Final = f"the body is larger than {MAX_BODY_BYTES} bytes"
+
+
+def check_body_size(num_bytes: int) -> None:
+    """Refuse a body before it is read, parsed or kept."""
+    if num_bytes > MAX_BODY_BYTES:
+        raise PayloadTooLarge(_TOO_LARGE, reason="request_too_large")
+
+
+def root_span(endpoint: str, request_id: str, headers: Mapping[str, str], model: str) -> Any:
+    """The span of a whole request, below the caller's own if it sent its context."""
+    attributes = {
+        tracing.REQUEST_ID: request_id,
+        "gen_ai.operation.name": "chat" if endpoint == "chat.completions" else "text_completion",
+        "gen_ai.provider.name": "finback",
+        "gen_ai.response.model": model,
+    }
+    return tracing.span(
+        f"gateway {endpoint}", attributes, parent=tracing.extract(headers), kind=SpanKind.SERVER
+    )
+
+

@@ -1,0 +1,214 @@
+"""One generation from placement to its end: attempts, rows in order, what was taken, how it ended.
+
+It knows ids only; text is made by whoever takes the rows. The token stream calls `accept`, the
+watch calls `lose`, one task runs `run` (in `lifecycle.py`), one consumer calls `take`.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from finback.shared.actor.deadline import Deadline
+from finback.shared.clock import monotonic_s
+from finback.shared.errors import InvariantViolated, ServingError, Unavailable, from_code
+from finback.shared.wire.messages.generate import (
+    EndInfo,
+    GenerationSpec,
+    TokenLogprob,
+    TokenRow,
+)
+from finback.shared.wire.messages.route import RouteReply
+
+
+class Lost(Unavailable):
+    """The instance that worked on an attempt is gone (`is_crash`) or gave the work up."""
+
+    def __init__(self, public_message: str, instance: str, *, is_crash: bool) -> None:
+        super().__init__(public_message, reason="instance")
+        self.instance = instance
+        self.is_crash = is_crash
+
+
+@dataclass(slots=True)
+class Piece:
+    """Tokens taken together: int32 LE bytes, their logprobs if asked for, the end if it came."""
+
+    token_ids: bytes
+    logprobs: tuple[TokenLogprob, ...] | None
+    end: EndInfo | None
+
+
+@dataclass(slots=True)
+class Choice:
+    """One completion. `num_received` tokens came without a gap; `granted` is its credit's end."""
+
+    index: int
+    num_received: int = 0
+    num_taken: int = 0
+    granted: int = 0
+    waiting: list[Piece] = field(default_factory=list)
+    end: EndInfo | None = None
+    is_resuming: bool = False
+
+
+class Generation:
+    """The gateway's state of one `GenerationSpec`.
+
+    `notify` is set whenever there is something to take, or it is over. `error` set: it failed.
+    """
+
+    def __init__(
+        self,
+        spec: GenerationSpec,
+        *,
+        block_hashes: bytes,
+        deadline: Deadline,
+        notify: asyncio.Event,
+    ) -> None:
+        self.spec = spec
+        self.block_hashes = block_hashes
+        self.deadline = deadline
+        self.notify = notify
+        self.attempt = 0
+        self.placement: RouteReply | None = None
+        self.excluded: tuple[str, ...] = ()
+        self.num_crashes = 0
+        # Something of it has reached the client: from then on it cannot start over.
+        self.is_committed = False
+        self.is_accepted = False
+        self.error: ServingError | None = None
+        self.is_over = False
+        self.over = asyncio.Event()
+        self.choices: list[Choice] = []
+        self.last_row_s = 0.0
+        self._num_open = 0
+        self._failure: ServingError | None = None
+        self._attempt_over = asyncio.Event()
+
+    @property
+    def request_id(self) -> str:
+        return self.spec.request_id
+
+    # -- attempts
+
+    def begin(self, attempt: int) -> None:
+        """Forget the attempt before: nothing of it was sent."""
+        self.attempt = attempt
+        self.placement = None
+        self.is_accepted = False
+        credit = self.spec.credit_tokens
+        self.choices = [Choice(spec.index, granted=credit) for spec in self.spec.choices]
+        self._num_open = len(self.choices)
+        self._failure = None
+        self._attempt_over.clear()
+
+    async def wait_attempt(self) -> None:
+        """Return when every choice has ended; raise what the attempt failed with."""
+        await self._attempt_over.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def lose(self, error: ServingError) -> None:
+        """The attempt has failed (an instance is lost, a prompt could not be computed)."""
+        if self._failure is None and self._num_open:
+            self._failure = error
+            self._attempt_over.set()
+
+    def conclude(self, error: ServingError | None) -> None:
+        """It is over, once."""
+        if not self.is_over:
+            self.is_over = True
+            self.error = error
+            self.over.set()
+            self.notify.set()
+
+    @property
+    def is_complete(self) -> bool:
+        """Has every choice of the attempt ended."""
+        return self._num_open == 0
+
+    @property
+    def has_tokens(self) -> bool:
+        """Has the attempt brought a token or an end yet."""
+        return any(choice.num_received or choice.end for choice in self.choices)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens received in this attempt, all choices together."""
+        return sum(choice.num_received for choice in self.choices)
+
+    # -- rows, as they come
+
+    def accept(self, row: TokenRow) -> Choice | None:
+        """Take a row in. Returns the choice that lacks tokens if there is a gap before the row."""
+        if not 0 <= row.choice < len(self.choices):
+            return None
+        choice = self.choices[row.choice]
+        if choice.end is not None:
+            return None
+        ahead = row.offset - choice.num_received
+        if ahead > 0:
+            return choice
+        num_new = len(row.token_ids) // 4 + ahead
+        if num_new < 0 or (num_new == 0 and row.end is None):
+            return None
+        self.last_row_s = monotonic_s()
+        if row.end is not None and row.end.finish_reason in ("error", "cancelled"):
+            self.lose(_failure_of(row.end))
+            return None
+        logprobs = None if row.logprobs is None else row.logprobs[-ahead:] if ahead else row.logprobs
+        choice.waiting.append(Piece(row.token_ids[-4 * ahead :], logprobs, row.end))
+        choice.num_received += num_new
+        if row.end is not None:
+            self._close(choice, row.end)
+        self.notify.set()
+        return None
+
+    def finish(self, choice: Choice, end: EndInfo) -> bool:
+        """The consumer ends a choice (a stop string). False if it had ended already."""
+        if choice.end is not None:
+            return False
+        choice.waiting.clear()
+        self._close(choice, end)
+        return True
+
+    def _close(self, choice: Choice, end: EndInfo) -> None:
+        choice.end = end
+        self._num_open -= 1
+        if self._num_open == 0:
+            self._attempt_over.set()
+
+    # -- the consumer
+
+    def take(self, choice: Choice) -> Piece | None:
+        """Everything of a choice that waits, as one piece; None if there is nothing."""
+        waiting = choice.waiting
+        if not waiting:
+            return None
+        choice.waiting = []
+        piece = waiting[0] if len(waiting) == 1 else _joined(waiting)
+        choice.num_taken += len(piece.token_ids) // 4
+        return piece
+
+    def due_grant(self, choice: Choice) -> int | None:
+        """The credit to grant now, or None: half of it has to be used up first."""
+        credit = self.spec.credit_tokens
+        if choice.end is not None or choice.num_taken + credit // 2 < choice.granted:
+            return None
+        choice.granted = choice.num_taken + credit
+        return choice.granted
+
+
+def _joined(pieces: Sequence[Piece]) -> Piece:
+    logprobs = None
+    if pieces[0].logprobs is not None:
+        logprobs = tuple(entry for piece in pieces for entry in piece.logprobs or ())
+    return Piece(b"".join(piece.token_ids for piece in pieces), logprobs, pieces[-1].end)
+
+
+def _failure_of(end: EndInfo) -> ServingError:
+    if end.finish_reason == "cancelled":
+        return Unavailable(end.error_message or "the engine gave the request up", reason="engine")
+    if not end.error_code:
+        return InvariantViolated("the engine failed")
+    return from_code(end.error_code, end.error_message or "the engine failed")

@@ -1,0 +1,91 @@
+"""`response_format` and `structured_outputs` to a grammar for the sampler service."""
+
+import json
+from typing import Any, Final
+
+from finback.services.gateway.schema import GenerationRequest
+from finback.shared.errors import InvalidRequest
+from finback.shared.wire.messages.generate import GrammarSpec
+
+MAX_GRAMMAR_CHARS: Final = 256 * 1024
+_KINDS: Final = {"regex": "regex", "grammar": "lark", "choice": "choice", "json": "json_schema"}
+
+
+def grammar_of(request: GenerationRequest) -> GrammarSpec | None:
+    """The grammar that a request asks for, not yet compiled; None for free text."""
+    by_format = _from_response_format(request.response_format)
+    by_extension = _from_structured_outputs(request.structured_outputs)
+    if by_format is not None and by_extension is not None:
+        raise InvalidRequest(
+            "give response_format or structured_outputs, not both", param="structured_outputs"
+        )
+    found = by_format or by_extension
+    if found is not None and len(found.text) > MAX_GRAMMAR_CHARS:
+        raise InvalidRequest(
+            f"a grammar may have {MAX_GRAMMAR_CHARS} characters at most, this one has "
+            f"{len(found.text)}",
+            param="response_format" if by_format is not None else "structured_outputs",
+        )
+    return found
+
+
+def _from_response_format(value: dict[str, Any] | None) -> GrammarSpec | None:
+    if value is None or value.get("type") == "text":
+        return None
+    if value.get("type") == "json_object":
+        return GrammarSpec(kind="json_object")
+    if value.get("type") == "json_schema":
+        holder = value.get("json_schema")
+        if not isinstance(holder, dict):
+            raise _invalid("response_format.json_schema", "an object with name and schema")
+        if not isinstance(holder.get("name"), str):
+            raise _invalid("response_format.json_schema.name", "a string")
+        return _schema(holder.get("schema"), "response_format.json_schema.schema")
+    raise _invalid("response_format.type", "'text', 'json_object' or 'json_schema'")
+
+
+def _from_structured_outputs(value: dict[str, Any] | None) -> GrammarSpec | None:
+    given = {name: item for name, item in (value or {}).items() if item is not None}
+    if not given:
+        return None
+    if len(given) > 1:
+        raise _invalid("structured_outputs", f"one of {', '.join(_KINDS)}")
+    name, item = next(iter(given.items()))
+    where = f"structured_outputs.{name}"
+    if name == "json_object" and item is True:
+        return GrammarSpec(kind="json_object")
+    if name not in _KINDS:
+        raise InvalidRequest(f"Unrecognized request argument supplied: {where}", param=where)
+    if name == "json":
+        return _schema(json_of(item, where) if isinstance(item, str) else item, where)
+    if name == "choice":
+        return GrammarSpec(kind="choice", text=json.dumps(_choices(item, where)))
+    if not isinstance(item, str) or not item:
+        raise _invalid(where, "a non-empty string")
+    return GrammarSpec(kind=_KINDS[name], text=item)
+
+
+def json_of(text: str, where: str) -> Any:
+    """A JSON Schema given as text."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise _invalid(where, "a JSON Schema") from error
+
+
+def _schema(schema: Any, where: str) -> GrammarSpec:
+    if not isinstance(schema, dict | bool):
+        raise _invalid(where, "a JSON Schema")
+    return GrammarSpec(kind="json_schema", text=json.dumps(schema, ensure_ascii=False))
+
+
+def _choices(item: Any, where: str) -> list[str]:
+    is_list = isinstance(item, list) and item and all(isinstance(text, str) for text in item)
+    if not is_list:
+        raise _invalid(where, "a non-empty list of strings")
+    return list(item)
+
+
+def _invalid(param: str, wanted: str) -> InvalidRequest:
+    message = f"Invalid value for '{param}': it must be {wanted}."
+    return InvalidRequest(message, param=param, reason="invalid_value")

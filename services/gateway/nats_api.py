@@ -1,0 +1,171 @@
+"""The NATS request API: the same JSON on `<prefix>.v1.api.<endpoint>`.
+
+Without `stream` one reply; with it one JSON chunk a message, `Finback-Seq` from 0, and a last empty
+message with `Finback-Final`. A client has no credits here: what it does not take within a bounded
+time and buffer ends its stream with `slow_consumer`.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from finback.services.gateway.error_envelope import error_document
+from finback.services.gateway.front import Front, root_span
+from finback.services.gateway.openai_format import to_json
+from finback.services.gateway.sink import Outcome
+from finback.shared.actor.bus import Bus, Message, Subscription
+from finback.shared.actor.envelope import error_headers
+from finback.shared.errors import (
+    Cancelled,
+    InvariantViolated,
+    Overloaded,
+    ServingError,
+    Unavailable,
+)
+from finback.shared.telemetry.metrics import Metrics
+from finback.shared.wire import headers as h
+from finback.shared.wire.subjects import Subjects
+
+QUEUE: Final = "gateway"
+# The connection's own buffer is the bound in bytes; this is how long it may stay full.
+SEND_TIMEOUT_S: Final = 5.0
+ANSWERS: Final = ("chat.completions", "completions")
+
+
+class NatsSink:
+    """Publishes one answer to a reply subject."""
+
+    def __init__(self, bus: Bus, to: str, request_id: str) -> None:
+        self._bus = bus
+        self._to = to
+        self._request_id = request_id
+        self._seq = 0
+        self.is_complete = False
+
+    async def reply(
+        self, status: int, body: bytes, headers: Mapping[str, str] | None = None
+    ) -> None:
+        self.is_complete = True
+        await self._publish(body, {h.REQUEST_ID: self._request_id})
+
+    async def open_stream(self) -> None:
+        """The first document opens it."""
+
+    async def send(self, documents: Sequence[bytes]) -> None:
+        for document in documents:
+            await self._numbered(document, {})
+
+    async def keep_alive(self) -> None:
+        """Subscriptions do not time out."""
+
+    async def close_stream(self, final: Outcome) -> None:
+        self.is_complete = True
+        await self._numbered(b"", {h.FINAL: final, h.REQUEST_ID: self._request_id})
+
+    async def fail(self, error: ServingError) -> None:
+        """An error, alone or in the middle of a stream, and the end of it."""
+        if self.is_complete:
+            return
+        is_alone = self._seq == 0
+        more = {**error_headers(error), h.REQUEST_ID: self._request_id}
+        if is_alone:
+            self.is_complete = True
+            await self._numbered(error_document(error), {**more, h.FINAL: "error"})
+            return
+        await self._numbered(error_document(error), more)
+        await self.close_stream("cancelled" if isinstance(error, Cancelled) else "error")
+
+    async def _numbered(self, body: bytes, headers: dict[str, str]) -> None:
+        headers[h.SEQ] = str(self._seq)
+        self._seq += 1
+        await self._publish(body, headers)
+
+    async def _publish(self, body: bytes, headers: dict[str, str]) -> None:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._bus.publish(self._to, body, headers)
+        except (TimeoutError, Unavailable) as error:
+            raise Overloaded("the reply is not taken fast enough", reason="slow_consumer") from error
+
+
+class NatsApi:
+    """Answers requests from the bus, beside the HTTP server and by the same handlers."""
+
+    def __init__(
+        self,
+        *,
+        bus: Bus,
+        subjects: Subjects,
+        front: Front,
+        spawn: Callable[..., None],
+        metrics: Metrics,
+        log: Any,
+    ) -> None:
+        self._bus = bus
+        self._subjects = subjects
+        self._front = front
+        self._spawn = spawn
+        self._metrics = metrics
+        self._log = log
+        self._subscriptions: list[Subscription] = []
+
+    async def start(self) -> None:
+        """Subscribe; ready when this returns."""
+        for endpoint in (*ANSWERS, "models"):
+
+            def take(message: Message, endpoint: str = endpoint) -> None:
+                if message.reply is not None:
+                    self._spawn(self._handle, endpoint, message)
+
+            subject = self._subjects.api(endpoint)
+            self._subscriptions.append(await self._bus.subscribe(subject, take, queue=QUEUE))
+
+    async def drain(self) -> None:
+        """Take no new requests; other gateways do."""
+        for subscription in self._subscriptions:
+            await subscription.drain()
+        self._subscriptions.clear()
+
+    async def _handle(self, endpoint: str, message: Message) -> None:
+        headers = message.headers
+        request_id = self._front.request_ids.choose(headers.get(h.REQUEST_ID))
+        sink = NatsSink(self._bus, message.reply or "", request_id)
+        status = "200"
+        try:
+            await self._answer(endpoint, message, sink, request_id)
+        except ServingError as error:
+            status = str(error.http_status)
+            await self._fail(sink, error)
+        except Exception:
+            status = "500"
+            self._log.exception("request failed", request_id=request_id)
+            await self._fail(sink, InvariantViolated("the server failed; see its log"))
+        self._metrics.count("finback.gateway.requests", endpoint=f"nats {endpoint}", status=status)
+
+    async def _answer(
+        self, endpoint: str, message: Message, sink: NatsSink, request_id: str
+    ) -> None:
+        headers = message.headers
+        authorization = headers.get(h.AUTHORIZATION)
+        model = self._front.exchange.model
+        if endpoint == "models":
+            self._front.keys.tenant_of(authorization)
+            names = [model.name, *(name for name in model.aliases if name != model.name)]
+            cards = {"object": "list", "data": [model.card(name) for name in names]}
+            await sink.reply(200, to_json(cards))
+            return
+        with root_span(endpoint, request_id, headers, model.name):
+            await self._front.answer(
+                endpoint,
+                message.data,
+                sink,
+                request_id=request_id,
+                authorization=authorization,
+                idempotency_key=headers.get(h.IDEMPOTENCY_KEY),
+            )
+
+    async def _fail(self, sink: NatsSink, error: ServingError) -> None:
+        try:
+            await sink.fail(error)
+        except ServingError as failed:
+            self._log.warning("cannot reply", error=failed.public_message)

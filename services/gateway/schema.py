@@ -1,0 +1,155 @@
+"""The public request bodies, as OpenAI's clients send them, with our extensions.
+
+A field is either honoured, or listed in `NO_EFFECT` (it cannot change the answer), or refused.
+"""
+
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MAX_CHOICES: Final = 128
+MAX_TOKENS: Final = 2**31 - 1
+MAX_STOPS: Final = 16
+MAX_STOP_CHARS: Final = 1024
+
+# Accepted: they name, file or hint, and change nothing about the answer.
+NO_EFFECT: Final = frozenset(
+    {
+        "user",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "metadata",
+        "store",
+        "service_tier",
+        "moderation",
+    }
+)
+# Refused unless they say what happens anyway. An absent feature is not pretended.
+NEUTRAL_ONLY: Final[dict[str, tuple[Any, ...]]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": ("none",),
+    "verbosity": ("medium",),
+    "suffix": ("",),
+    "best_of": (1,),
+}
+
+Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
+TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]
+Penalty = Annotated[float, Field(ge=-2.0, le=2.0)]
+NumTokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+
+
+# The first wrong item ends the check: a body of a million wrong items is refused as fast as one.
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+
+
+class Model(BaseModel):
+    """Strict: a number in quotes is not a number; an unknown field is an error."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class StreamOptions(Model):
+    """`include_usage` adds a last chunk with the usage. Obfuscation is accepted, not added."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class GenerationRequest(Model):
+    """What both endpoints share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
+    max_tokens: NumTokens | None = None
+    temperature: Annotated[float, Field(ge=0.0, le=2.0)] | None = None
+    top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
+    seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS, fail_fast=True)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    # Values are checked one by one afterwards: a huge map must not become a huge list of errors.
+    logit_bias: dict[str, Any] | None = None
+
+    # Extensions
+    top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
+    min_p: Annotated[float, Field(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Field(gt=0.0, le=10.0)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
+    response_format: dict[str, Any] | None = None
+    structured_outputs: dict[str, Any] | None = None
+
+
+class ContentPart(Model):
+    """One piece of a message; the codec refuses types that the model cannot read."""
+
+    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
+
+    type: Literal["text"]
+    text: str
+
+
+class ChatMessage(Model):
+    """One turn. Fields that a client echoes back from an answer are accepted empty."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    refusal: None = None
+    audio: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`. `prompt`: text, a list of texts, ids, or a list of lists of ids."""
+
+    prompt: (
+        str
+        | Annotated[list[str], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+        | TokenIds
+        | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_CHOICES, fail_fast=True)]
+    )
+    echo: bool | None = None
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+
+class TokenizeRequest(Model):
+    """`POST /tokenize`: `prompt` as plain text, or `messages` through the chat template."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
+
+
+class DetokenizeRequest(Model):
+    """`POST /detokenize`."""
+
+    model: str | None = None
+    tokens: Annotated[list[TokenId], Field(max_length=2**20)]

@@ -1,0 +1,187 @@
+"""The model as the gateway knows it: names, limits, tokenizer, template. No weights."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import anyio
+import numpy as np
+
+from finback.shared.clock import unix_s
+from finback.shared.codec.conversation import ConversationRenderer
+from finback.shared.codec.tokenizer import Tokenizer
+from finback.shared.errors import InvalidRequest, NotFound
+from finback.shared.kv import block_hash
+
+# Longer texts are rendered, encoded and hashed on a thread: a millisecond is about this much.
+OFF_LOOP_CHARS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """An encoded prompt: int32 LE ids, and the chained hashes of its full blocks, joined."""
+
+    token_ids: bytes
+    block_hashes: bytes
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) // 4
+
+
+@dataclass(frozen=True, slots=True)
+class Params:
+    """How the fields are called that a length error names."""
+
+    prompt: str
+    max_tokens: str
+
+
+class ServedModel:
+    """One model under its name and aliases."""
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        aliases: Sequence[str],
+        max_model_len: int,
+        vocab_size: int,
+        digest: str,
+        block_size: int,
+        tokenizer: Tokenizer,
+        renderer: ConversationRenderer | None,
+        numerics: str,
+    ) -> None:
+        self.name = name
+        self.aliases = tuple(aliases)
+        self.max_model_len = max_model_len
+        self.vocab_size = vocab_size
+        self.tokenizer = tokenizer
+        self.created = int(unix_s())
+        self.fingerprint = "fp_" + hashlib.sha256(f"{digest}/{numerics}".encode()).hexdigest()[:12]
+        self._digest = digest
+        self._block_size = block_size
+        self._renderer = renderer
+
+    def check_name(self, name: str) -> None:
+        """Refuse a model that is not served here."""
+        if name != self.name and name not in self.aliases:
+            raise NotFound(
+                f"The model '{name}' does not exist or is not served here; "
+                f"this service serves '{self.name}'.",
+                param="model",
+                reason="model_not_found",
+            )
+
+    def card(self, name: str | None = None) -> dict[str, Any]:
+        """The model object of `GET /v1/models`."""
+        return {
+            "id": name or self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "finback",
+            "root": self.name,
+            "parent": None if name in (None, self.name) else self.name,
+            "max_model_len": self.max_model_len,
+        }
+
+    # -- prompts
+
+    async def encode_chat(
+        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None, tenant: str
+    ) -> Prompt:
+        """Render a conversation with the model's template and encode it."""
+        renderer = self._renderer
+        if renderer is None:
+            raise InvalidRequest(
+                f"The model '{self.name}' has no chat template; use /v1/completions.",
+                param="messages",
+            )
+        size = sum(_num_chars(message.get("content")) for message in messages)
+        self._refuse_hopeless(size, "messages")
+
+        def encode() -> Prompt:
+            pieces = renderer.pieces(messages, variables)
+            return self._hashed(self.tokenizer.encode_pieces(pieces), tenant)
+
+        return await _off_loop(encode, size)
+
+    async def encode_text(self, text: str, tenant: str, param: str) -> Prompt:
+        """Encode a bare prompt. An empty one becomes the beginning-of-text token."""
+        self._refuse_hopeless(len(text), param)
+
+        def encode() -> Prompt:
+            ids = self.tokenizer.encode_prompt(text)
+            if not ids and self.tokenizer.bos_id is not None:
+                ids = [self.tokenizer.bos_id]
+            return self._hashed(ids, tenant)
+
+        prompt = await _off_loop(encode, len(text))
+        if prompt.num_tokens == 0:
+            raise InvalidRequest("the prompt must not be empty", param=param)
+        return prompt
+
+    def from_ids(self, token_ids: Sequence[int], tenant: str, param: str) -> Prompt:
+        """A prompt given as ids."""
+        for index, token_id in enumerate(token_ids):
+            if token_id >= self.vocab_size:
+                raise InvalidRequest(
+                    f"token id {token_id} is outside the vocabulary of {self.vocab_size}",
+                    param=f"{param}.{index}",
+                )
+        return self._hashed(token_ids, tenant)
+
+    def check_length(self, num_prompt_tokens: int, max_tokens: int | None, params: Params) -> int:
+        """The tokens that the answer may have; a prompt (or sum) over the context is refused."""
+        room = self.max_model_len - num_prompt_tokens
+        if room < 1:
+            raise _too_long(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your prompt has {num_prompt_tokens} tokens, which leaves no room for an answer. "
+                "Please shorten it.",
+                params.prompt,
+            )
+        if max_tokens is not None and max_tokens > room:
+            raise _too_long(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"you requested {num_prompt_tokens + max_tokens} tokens ({num_prompt_tokens} in "
+                f"the prompt, {max_tokens} for the answer). Please ask for at most {room}.",
+                params.max_tokens,
+            )
+        return room
+
+    def _refuse_hopeless(self, num_chars: int, param: str) -> None:
+        """No need to encode what cannot fit even if every token were the longest there is."""
+        limit = self.max_model_len * self.tokenizer.longest_token_bytes
+        if num_chars > limit:
+            raise _too_long(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your prompt has {num_chars} characters, more than can fit.",
+                param,
+            )
+
+    def _hashed(self, token_ids: Sequence[int], tenant: str) -> Prompt:
+        ids = np.asarray(token_ids, dtype="<i4")
+        salt = f"{self._digest}/{tenant}".encode()
+        hashes = block_hash.chain(ids, self._block_size, b"", salt)
+        return Prompt(ids.tobytes(), b"".join(hashes))
+
+
+def _num_chars(content: Any) -> int:
+    if isinstance(content, str):
+        return len(content)
+    return sum(len(part.get("text", "")) for part in content or ())
+
+
+def _too_long(message: str, param: str) -> InvalidRequest:
+    return InvalidRequest(message, param=param, reason="context_length_exceeded")
+
+
+async def _off_loop(encode: Any, num_chars: int) -> Prompt:
+    if num_chars <= OFF_LOOP_CHARS:
+        made: Prompt = encode()
+        return made
+    found: Prompt = await anyio.to_thread.run_sync(encode)
+    return found

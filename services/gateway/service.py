@@ -1,0 +1,158 @@
+"""The gateway actor: loads the codec, opens both doors, watches the engines, drains."""
+
+from typing import ClassVar, Final
+
+import anyio
+
+from finback.services.gateway.auth import KeyRing, check_bind
+from finback.services.gateway.desk import Desk
+from finback.services.gateway.exchange import Exchange
+from finback.services.gateway.front import Front
+from finback.services.gateway.http_app import make_app
+from finback.services.gateway.http_server import HttpServer, listen
+from finback.services.gateway.idempotency import Recordings
+from finback.services.gateway.lifecycle import Lifecycle
+from finback.services.gateway.nats_api import NatsApi
+from finback.services.gateway.request_ids import RequestIds
+from finback.services.gateway.served_model import ServedModel
+from finback.services.gateway.text_tools import TextTools
+from finback.shared.actor.endpoint import Call
+from finback.shared.actor.service import Service
+from finback.shared.codec.load import load_renderer, load_tokenizer
+from finback.shared.config import StackConfig
+from finback.shared.models.source import open_source
+from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
+from finback.shared.wire.messages.prefill import Ack, PrefillFailed
+
+NEEDED: Final = ("router", "prefill", "decode")
+_POLL_S: Final = 0.02
+
+
+class GatewayService(Service):
+    """Owns every request from its arrival to its end."""
+
+    name: ClassVar[str] = "gateway"
+    desk: Desk
+    exchange: Exchange
+
+    async def start(self) -> None:
+        """Load, subscribe, listen; ready for requests when this returns."""
+        context, config = self.context, self.config
+        keys = KeyRing(config.api_keys_file)
+        if not config.http_is_private:
+            check_bind(config.http_host, keys)
+        listening = listen(config.http_host, config.http_port)
+        host, port = listening.getsockname()[:2]
+        self.url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        model = load_model(config)
+        self.desk = Desk(
+            bus=context.bus,
+            client=self.client,
+            subjects=self.subjects,
+            config=config,
+            instance=self.instance,
+            metrics=self.metrics,
+            log=self.log,
+            spawn=self.spawn,
+        )
+        self.exchange = Exchange(
+            model=model,
+            desk=self.desk,
+            lifecycle=Lifecycle(self.desk),
+            config=config,
+            max_open=config.max_open_requests,
+        )
+        front = Front(
+            exchange=self.exchange,
+            keys=keys,
+            recordings=Recordings(),
+            request_ids=RequestIds(),
+        )
+        await self._subscribe()
+        self._nats_api = NatsApi(
+            bus=context.bus,
+            subjects=self.subjects,
+            front=front,
+            spawn=self.spawn,
+            metrics=self.metrics,
+            log=self.log,
+        )
+        await self._nats_api.start()
+        app = make_app(front, TextTools(model), self.metrics, self.readiness, self.log)
+        self._server = HttpServer(app, drain_timeout_s=config.drain_timeout_s)
+        self._is_server_done = anyio.Event()
+        self._listening = listening
+        self.spawn(self._serve_http)
+        self.spawn(self.desk.watch)
+        self.log.info("listening", http=self.url, model=model.name)
+
+    async def _subscribe(self) -> None:
+        streams = self.subjects.streams_for(self.instance)
+        subscription = await self.context.bus.subscribe(streams, self.desk.on_tokens)
+        self._subscriptions.append(subscription)
+        lost = self.subjects.event("supervisor", "instance-lost")
+        await self.listen(lost, InstanceLost, self._on_lost)
+        await self.add_endpoint("failed", PrefillFailed, self._on_failed, scope="instance")
+        self.context.bus.on_reconnect(self.desk.on_reconnect)
+
+    async def _serve_http(self) -> None:
+        try:
+            await self._server.serve_on(self._listening)
+        finally:
+            self._is_server_done.set()
+
+    def _on_lost(self, event: InstanceLost) -> None:
+        self.context.directory.forget(event.instance)
+        self.desk.on_lost(event)
+
+    async def _on_failed(self, call: Call[PrefillFailed]) -> Ack:
+        await self.desk.on_failed(call.message)
+        return Ack()
+
+    def readiness(self) -> dict[str, bool]:
+        """What has to be there before a request can be answered."""
+        directory = self.context.directory
+        checks = {f"{name} serving": bool(directory.instances(name)) for name in NEEDED}
+        return {
+            "nats connected": self.context.bus.is_connected,
+            **checks,
+            "not draining": not self.is_draining,
+        }
+
+    def record(self) -> InstanceRecord:
+        return self.base_record(
+            model=self.config.model_name, endpoints={"http": getattr(self, "url", "")}
+        )
+
+    async def drain(self) -> None:
+        """Refuse new requests, finish the open ones."""
+        self.exchange.is_draining = True
+        await self._nats_api.drain()
+        self._server.close()
+        while self.exchange.num_open:
+            await anyio.sleep(_POLL_S)
+        await self._is_server_done.wait()
+
+    async def stop(self) -> None:
+        if not self._is_server_done.is_set():
+            self._server.close(at_once=True)
+            with anyio.move_on_after(1):
+                await self._is_server_done.wait()
+
+
+def load_model(config: StackConfig) -> ServedModel:
+    """The text side of the model; its metadata is read, its weights are not."""
+    source = open_source(config.model)
+    tokenizer = load_tokenizer(source.text)
+    limit = source.config.max_model_len
+    return ServedModel(
+        name=config.model_name,
+        aliases=config.model_aliases,
+        max_model_len=min(limit, config.max_model_len or limit),
+        vocab_size=source.config.vocab_size,
+        digest=source.digest,
+        block_size=config.block_size,
+        tokenizer=tokenizer,
+        renderer=load_renderer(source.text, tokenizer),
+        numerics="deterministic" if config.deterministic else "fast",
+    )

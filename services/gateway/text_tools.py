@@ -1,0 +1,40 @@
+"""`/tokenize` and `/detokenize`: what the codec makes of a text, without generating."""
+
+from typing import Any
+
+from finback.services.gateway.body import parse_object
+from finback.services.gateway.schema import DetokenizeRequest, TokenizeRequest
+from finback.services.gateway.served_model import ServedModel
+from finback.services.gateway.validation import check
+from finback.shared.errors import InvalidRequest
+
+
+class TextTools:
+    """Ids of a text or a conversation, and back."""
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+
+    async def tokenize(self, body: bytes) -> dict[str, Any]:
+        """`{count, max_model_len, tokens}`."""
+        request = check(parse_object(body), TokenizeRequest)
+        if request.model is not None:
+            self._model.check_name(request.model)
+        if (request.prompt is None) == (request.messages is None):
+            raise InvalidRequest("give prompt or messages, one of them", param="prompt")
+        if request.messages is not None:
+            messages = [message.model_dump(exclude_none=True) for message in request.messages]
+            prompt = await self._model.encode_chat(messages, None, "")
+        else:
+            prompt = await self._model.encode_text(request.prompt or "", "", "prompt")
+        tokens = memoryview(prompt.token_ids).cast("i").tolist()
+        return {"count": len(tokens), "max_model_len": self._model.max_model_len, "tokens": tokens}
+
+    def detokenize(self, body: bytes) -> dict[str, Any]:
+        """`{prompt}`; control tokens are not shown."""
+        request = check(parse_object(body), DetokenizeRequest)
+        if request.model is not None:
+            self._model.check_name(request.model)
+        tokenizer = self._model.tokenizer
+        raw = b"".join(map(tokenizer.token_bytes, request.tokens))
+        return {"prompt": raw.decode("utf-8", errors="replace")}
