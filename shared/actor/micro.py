@@ -94,8 +94,10 @@ async def answer(service: Service, bus: Bus, tasks: TaskGroup) -> list[Subscript
 
         return offered
 
-    made: list[Subscription] = []
-    for verb, make in (("PING", ping), ("INFO", info), ("STATS", stats)):
-        for suffix in ("", f".{service.name}", f".{service.name}.{service.instance}"):
-            made.append(await bus.subscribe(f"$SRV.{verb}{suffix}", on(make)))
-    return made
+    suffixes = ("", f".{service.name}", f".{service.name}.{service.instance}")
+    verbs = {"PING": ping, "INFO": info, "STATS": stats}
+    return [
+        await bus.subscribe(f"$SRV.{verb}{suffix}", on(make))
+        for verb, make in verbs.items()
+        for suffix in suffixes
+    ]

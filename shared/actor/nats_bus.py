@@ -73,7 +73,7 @@ class NatsBus:
         self._refused: ConfigError | None = None
         self._connecting: anyio.CancelScope | None = None
         self._last_error = ""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Future[None]] = set()
 
     # -- state
 
@@ -270,8 +270,8 @@ class NatsBus:
         self._count("finback.bus.reconnects")
         _log.warning("bus reconnected", url=self._settings.url)
         for callback in self._on_reconnect:
-            task = asyncio.ensure_future(callback())
-            self._tasks.add(task)  # type: ignore[arg-type]  # a coroutine gives a task
+            task: asyncio.Future[None] = asyncio.ensure_future(callback())
+            self._tasks.add(task)
             task.add_done_callback(self._forget)
 
     def _forget(self, task: Any) -> None:

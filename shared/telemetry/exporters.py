@@ -1,5 +1,6 @@
 """The OpenTelemetry SDK: provider, sampling, and where spans go. Imported by `tracing.setup` only."""
 
+import importlib
 import json
 import os
 import threading
@@ -51,16 +52,15 @@ def provider(
 
 def _otlp(endpoint: str) -> SpanExporter:
     try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import (  # type: ignore[import-not-found]  # optional
-            OTLPSpanExporter,
-        )
+        # An optional package: looked up by name so that type checks do not depend on it.
+        otlp = importlib.import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError:
         raise ConfigError(
             "otlp_endpoint is set but the exporter is missing: pip install 'finback[otlp]'"
         ) from None
     base = endpoint.rstrip("/")
     url = base if base.endswith("/v1/traces") else f"{base}/v1/traces"
-    exporter: SpanExporter = OTLPSpanExporter(endpoint=url)
+    exporter: SpanExporter = otlp.OTLPSpanExporter(endpoint=url)
     return exporter
 
 

@@ -126,6 +126,13 @@ def record_span(
     start_span(name, attrs, parent=parent, start_ns=start_ns).end(end_ns)
 
 
+def annotate(**attrs: Any) -> None:
+    """Set attributes of the current span; double underscores in names stand for dots."""
+    span_now = trace.get_current_span()
+    for key, value in attrs.items():
+        span_now.set_attribute(key.replace("__", "."), value)
+
+
 def current() -> Context:
     """The context of the running code, to be kept with work that is done later elsewhere."""
     return otel_context.get_current()

@@ -1,0 +1,75 @@
+"""Whether a request may come in at all. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from finback.services.router.policy import Worker, blocks_needed
+from finback.shared.errors import InvalidRequest, Overloaded, ServingError
+
+RETRY_MIN_S: Final = 1.0
+RETRY_MAX_S: Final = 30.0
+# Tokens that a waiting request is taken to need when the wait is estimated.
+_TYPICAL_TOKENS: Final = 64
+# A queue before a pool without free blocks hardly moves: it may be this much shorter.
+_BLOCKED_QUEUE_DIVISOR: Final = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """`max_queue`: requests waiting at one decode. `max_tenant_requests` 0: no limit."""
+
+    max_queue: int
+    max_tenant_requests: int = 0
+
+
+def refusal(
+    workers: Sequence[Worker],
+    limits: Limits,
+    *,
+    num_prompt_tokens: int,
+    num_choices: int = 1,
+    num_tenant_open: int = 0,
+) -> ServingError | None:
+    """Why the request is refused, or None. `workers` are those that it could go to."""
+    if limits.max_tenant_requests and num_tenant_open >= limits.max_tenant_requests:
+        return Overloaded(
+            f"{num_tenant_open} requests are open, the limit is {limits.max_tenant_requests}",
+            reason="tenant_concurrency",
+            retry_after_s=RETRY_MIN_S,
+        )
+    decodes = [w for w in workers if w.is_decode]
+    if decodes and all(_never_fits(w, num_prompt_tokens) for w in decodes):
+        most = max((w.num_blocks - 1) * w.block_size for w in decodes)
+        return InvalidRequest(
+            f"the prompt has {num_prompt_tokens} tokens, the KV pool holds {max(0, most)}",
+            param="messages",
+            reason="kv_pool_too_small",
+        )
+    if decodes and all(is_full(w, limits, num_prompt_tokens, num_choices) for w in decodes):
+        return Overloaded(
+            "every instance has a full queue",
+            reason="queue_full",
+            retry_after_s=min(wait_s(w) for w in decodes),
+        )
+    return None
+
+
+def is_full(worker: Worker, limits: Limits, num_prompt_tokens: int, num_choices: int) -> bool:
+    """Whether one more waiting request is too many for this decode instance."""
+    limit = limits.max_queue
+    if worker.num_free_blocks < blocks_needed(worker, num_prompt_tokens, num_choices):
+        limit = max(1, limit // _BLOCKED_QUEUE_DIVISOR)
+    return worker.num_waiting >= limit
+
+
+def wait_s(worker: Worker) -> float:
+    """A guess at how long until there is room, within sane bounds."""
+    speed = max(worker.tokens_per_s, 1.0)
+    return min(RETRY_MAX_S, max(RETRY_MIN_S, worker.num_waiting * _TYPICAL_TOKENS / speed))
+
+
+def _never_fits(worker: Worker, num_prompt_tokens: int) -> bool:
+    if worker.num_blocks == 0:  # not reported yet
+        return False
+    return blocks_needed(worker, num_prompt_tokens) > worker.num_blocks

@@ -1,0 +1,134 @@
+"""How busy every worker is: its last report, and what this router has sent since. Pure.
+
+Time comes in as an argument. Everything here can be rebuilt: after a restart the next reports tell
+the load, and requests of before are simply not counted against their tenants.
+"""
+
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from finback.services.router.policy import Worker
+from finback.shared.wire.messages.control import InstanceRecord
+from finback.shared.wire.messages.decode import LoadReport
+
+# By then a placement has reached the worker and is part of what it reports.
+REPORTED_AFTER_S: Final = 0.3
+STALE_AFTER_S: Final = 2.0
+_MAX_OPEN: Final = 65_536
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """A request that was placed and has not ended."""
+
+    prefill: str
+    decode: str
+    tenant: str
+    num_tokens: int
+    num_choices: int
+    placed_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    report: LoadReport
+    at_s: float
+
+
+class LoadBook:
+    """Reports by (role, instance), and open requests by id."""
+
+    def __init__(self, *, max_age_s: float = 600.0) -> None:
+        self._max_age_s = max_age_s
+        self._heard: dict[tuple[str, str], _Heard] = {}
+        self._open: OrderedDict[str, Open] = OrderedDict()
+        self._unreported: OrderedDict[str, Open] = OrderedDict()
+        self._tenants: Counter[str] = Counter()
+
+    def heard(self, report: LoadReport, now_s: float) -> None:
+        """A worker's report; an older start's is ignored."""
+        key = (report.role, report.instance)
+        last = self._heard.get(key)
+        if last is None or report.epoch >= last.report.epoch:
+            self._heard[key] = _Heard(report, now_s)
+
+    def placed(self, request_id: str, placement: Open) -> None:
+        """Count a placement; a later attempt replaces the one before."""
+        self.ended(request_id)
+        self._open[request_id] = placement
+        self._unreported[request_id] = placement
+        self._tenants[placement.tenant] += 1
+        while len(self._open) > _MAX_OPEN:
+            self.ended(next(iter(self._open)))
+
+    def ended(self, request_id: str) -> None:
+        """The request is over; unknown ones (of another router) are none of ours."""
+        self._unreported.pop(request_id, None)
+        gone = self._open.pop(request_id, None)
+        if gone is not None:
+            self._tenants[gone.tenant] -= 1
+            if self._tenants[gone.tenant] <= 0:
+                del self._tenants[gone.tenant]
+
+    def forget(self, instance: str) -> None:
+        """An instance is gone: so is its load."""
+        for key in [key for key in self._heard if key[1] == instance]:
+            del self._heard[key]
+
+    def num_open(self, tenant: str) -> int:
+        return self._tenants[tenant]
+
+    def sweep(self, now_s: float) -> None:
+        """Drop what is older than any request may be: its end was never heard."""
+        while self._open:
+            request_id, oldest = next(iter(self._open.items()))
+            if now_s - oldest.placed_s <= self._max_age_s:
+                return
+            self.ended(request_id)
+
+    def workers(self, records: Iterable[InstanceRecord], now_s: float) -> list[Worker]:
+        """One `Worker` an instance; records of both roles of a co-hosted one are merged."""
+        self._drop_reported(now_s)
+        roles: dict[str, dict[str, InstanceRecord]] = {}
+        for record in records:
+            roles.setdefault(record.instance, {})[record.service] = record
+        return [self._worker(instance, by_role, now_s) for instance, by_role in roles.items()]
+
+    def _worker(self, instance: str, by_role: dict[str, InstanceRecord], now_s: float) -> Worker:
+        record = by_role.get("decode") or by_role["prefill"]
+        role = record.service
+        heard = self._heard.get((role, instance))
+        report = heard.report if heard is not None else None
+        pending = [o for o in self._unreported.values() if instance in (o.prefill, o.decode)]
+        spec = record.cache_spec
+        num_blocks = report.num_blocks if report else record.num_blocks
+        return Worker(
+            instance=instance,
+            epoch=record.epoch,
+            is_prefill="prefill" in by_role,
+            is_decode="decode" in by_role,
+            kv_kind=f"{spec.salt}:{spec.block_bytes}" if spec else "",
+            block_size=spec.block_size if spec else 64,
+            num_blocks=num_blocks,
+            num_free_blocks=report.num_free_blocks if report else num_blocks,
+            num_running=report.num_running if report else 0,
+            num_waiting=(report.num_waiting if report else 0)
+            + sum(o.num_choices for o in pending if o.decode == instance),
+            num_waiting_tokens=(report.num_waiting_tokens if report else 0)
+            + sum(o.num_tokens for o in pending if o.prefill == instance),
+            tokens_per_s=report.tokens_per_s if report else 0.0,
+            is_stale=heard is not None and now_s - heard.at_s > STALE_AFTER_S,
+        )
+
+    def _drop_reported(self, now_s: float) -> None:
+        """Forget placements that the worker's own numbers contain by now."""
+        for request_id, placement in tuple(self._unreported.items()):
+            if now_s - placement.placed_s < REPORTED_AFTER_S:
+                return  # in order of time
+            keys = (("decode", placement.decode), ("prefill", placement.prefill))
+            heard = [self._heard[key] for key in keys if key in self._heard]
+            due_s = placement.placed_s + REPORTED_AFTER_S
+            if not heard or any(h.at_s >= due_s for h in heard):
+                del self._unreported[request_id]
