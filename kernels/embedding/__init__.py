@@ -1,0 +1,1 @@
+"""Op `embedding`; the contract is the docstring of reference.py."""

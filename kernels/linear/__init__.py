@@ -1,0 +1,1 @@
+"""Op `linear`; the contract is the docstring of reference.py."""

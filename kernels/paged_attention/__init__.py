@@ -1,0 +1,1 @@
+"""Op `paged_attention`; the contract is the docstring of reference.py."""

@@ -1,0 +1,1 @@
+"""Op `rms_norm`; the contract is the docstring of reference.py."""

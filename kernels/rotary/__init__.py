@@ -1,0 +1,1 @@
+"""Op `rotary`; the contract is the docstring of reference.py."""

@@ -1,0 +1,1 @@
+"""Op `silu_mul`; the contract is the docstring of reference.py."""

@@ -1,0 +1,1 @@
+"""Op `store_kv`; the contract is the docstring of reference.py."""

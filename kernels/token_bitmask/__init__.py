@@ -1,0 +1,1 @@
+"""Op `token_bitmask`; the contract is the docstring of reference.py."""

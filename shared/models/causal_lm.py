@@ -1,0 +1,43 @@
+"""What the engine knows of a model."""
+
+from typing import Protocol
+
+import torch
+
+from finback.shared.models.batch import ForwardBatch
+from finback.shared.models.config import ModelConfig
+from finback.shared.models.kv_pool import KVPool
+
+
+class CausalLM(Protocol):
+    """A loaded network. Calls come from one thread at a time.
+
+    `default_kv_dtype`: what kv_dtype "auto" means. `weights_bytes`: private memory of the weights.
+    `numerics`: names the arithmetic, so that KV of one kind never serves another.
+    """
+
+    config: ModelConfig
+    device: str
+    mode: str
+    default_kv_dtype: str
+    weights_bytes: int
+    numerics: str
+
+    def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+        """Run the layers, write KV; normed hidden states of `logit_rows`, float32 [R, hidden_size].
+
+        The result may be overwritten by the next call.
+        """
+        ...
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [R, vocab_size]; may be overwritten by the next call."""
+        ...
+
+    def new_pool(self, num_blocks: int, block_size: int, kv_dtype: str = "auto") -> KVPool:
+        """An empty pool in the layout that this model's kernels want."""
+        ...
+
+    def close(self) -> None:
+        """Release threads and memory; no call may follow."""
+        ...

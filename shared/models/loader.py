@@ -1,0 +1,56 @@
+"""From an opened source to a network that runs."""
+
+from typing import Final, Literal
+
+import torch
+
+from finback.kernels import dispatch
+from finback.kernels.unavailable import KernelUnavailable
+from finback.shared.errors import BackendUnavailable, ConfigError
+from finback.shared.models.causal_lm import CausalLM
+from finback.shared.models.hf_weights import HfWeights
+from finback.shared.models.source import ModelSource
+from finback.shared.models.transformer import Transformer
+from finback.shared.models.weights import WeightReader
+
+_WEIGHT_DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+
+
+def open_weights(source: ModelSource) -> WeightReader:
+    """A reader of the source's tensors; checks that all of them are there and known."""
+    if source.gguf is not None:
+        from finback.shared.models.gguf_weights import GgufWeights
+
+        return GgufWeights(source.gguf, source.config)
+    return HfWeights(source.path, source.config)
+
+
+def load_model(
+    source: ModelSource,
+    device: str = "cpu",
+    mode: Literal["fast", "deterministic", "reference"] = "fast",
+    *,
+    weights_dtype: str = "auto",
+    num_threads: int = 0,
+) -> CausalLM:
+    """Load the weights and select the kernels. Raises `ConfigError`, also for a bad file.
+
+    `num_threads`: 0 keeps torch's own choice.
+    """
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    if weights_dtype not in ("auto", *_WEIGHT_DTYPES):
+        raise ConfigError(
+            f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}"
+        )
+    kernels = _select(device, mode)
+    reader = open_weights(source)
+    dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
+    return Transformer(source.config, reader, kernels, device=device, mode=mode, dtype=dtype)
+
+
+def _select(device: str, mode: str) -> dispatch.KernelSet:
+    try:
+        return dispatch.select_all(device, mode)
+    except KernelUnavailable as error:
+        raise BackendUnavailable(str(error)) from None
