@@ -1,5 +1,6 @@
 """Removes what a stack left that did not end by itself: processes, arena, state file."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -11,6 +12,7 @@ from finback.services.supervisor.run_dir import RunDir, StackState, is_same_proc
 from finback.shared.telemetry.logging import get_logger
 
 TERM_WAIT_S: Final = 3.0
+MAX_TRACE_FILES: Final = 64
 
 _log = get_logger(__name__)
 
@@ -55,6 +57,15 @@ def remove_arena(state: StackState) -> None:
     if state.shm_dir and state.stack_id:
         folder = Path(state.shm_dir)
         shutil.rmtree(folder / state.stack_id, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another stack's arena is in it
+            folder.rmdir()
+
+
+def prune_traces(folder: Path, max_files: int = MAX_TRACE_FILES) -> None:
+    """Keep the newest span files; every start of a service begins one."""
+    files = sorted(folder.glob("*.jsonl"), key=lambda file: file.stat().st_mtime, reverse=True)
+    for file in files[max_files:]:
+        file.unlink(missing_ok=True)
 
 
 def _signal(pid: int, number: signal.Signals) -> None:

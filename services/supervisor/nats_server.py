@@ -3,20 +3,25 @@
 import asyncio
 import json
 import os
+import random
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from finback.services.supervisor import log_files, nats_config, ports, process
+from finback.services.supervisor import log_files, nats_config, ports, process, restart_policy
 from finback.services.supervisor.run_dir import RunDir, write_private
+from finback.shared import clock
 from finback.shared.errors import ConfigError
+from finback.shared.telemetry.logging import get_logger
 
 START_TIMEOUT_S: Final = 10.0
 # After the supervisor's death services serve on for 30 s and need the bus to drain after that.
 ORPHAN_GRACE_S: Final = 75
+
+_log = get_logger(__name__)
 
 _GUARD: Final = """
 while kill -0 "$1" 2>/dev/null; do
@@ -53,6 +58,31 @@ class NatsServer:
         self.child = await _spawn(self.config_file, self.run_dir)
         await _wait_until_open(self.child, self.port, self.run_dir)
         self.guard = _start_guard(self.child.pid)
+
+    async def keep(self, stop: asyncio.Event, changed: Callable[[], None]) -> None:
+        """Start again whenever it dies; services reconnect by themselves. Sets `stop` if it fails."""
+        crashes_s: tuple[float, ...] = ()
+        while True:
+            exit_code = await self.child.wait()
+            if stop.is_set():
+                return
+            decision = restart_policy.decide(
+                restart_policy.RestartPolicy(),
+                crashes_s,
+                clock.monotonic_s(),
+                crashed=restart_policy.is_crash(exit_code),
+                random_unit=random.random(),
+            )
+            crashes_s = decision.crashes_s
+            reason = restart_policy.describe_exit(exit_code)
+            if decision.delay_s is None:
+                _log.error("NATS server failed; stopping", reason=reason)
+                stop.set()
+                return
+            _log.warning("NATS server ended; starting it again", reason=reason)
+            await asyncio.sleep(decision.delay_s)
+            await self.restart()
+            changed()
 
     async def stop(self) -> None:
         await self._end_guard()

@@ -4,10 +4,20 @@ import asyncio
 from typing import Final
 from urllib.parse import urlsplit
 
+from finback.shared.config import StackConfig
 from finback.shared.errors import ConfigError
 
 _EVERY_S: Final = 0.05
 _ATTEMPT_TIMEOUT_S: Final = 5.0
+
+
+def url_of(config: StackConfig) -> str:
+    """The address for a client on this machine."""
+    everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+    host = everywhere.get(config.http_host, config.http_host)
+    if ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    return f"http://{host}:{config.http_port}"
 
 
 async def http_status(url: str, path: str) -> int:

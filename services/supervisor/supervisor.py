@@ -16,7 +16,6 @@ from finback.services.supervisor import (
     nats_server,
     ports,
     probe,
-    restart_policy,
     topology,
 )
 from finback.services.supervisor import slot as slots_
@@ -75,7 +74,7 @@ class Supervisor:
             stack_id=config.stack_id,
             supervisor_pid=os.getpid(),
             supervisor_start_time=start_time(os.getpid()),
-            http=_http_url(config),
+            http=probe.url_of(config),
             nats=nats.url_with(nats_config.CLIENT) if nats else config.nats_url,
             model=config.model_name,
             shm_dir=config.shm_dir,
@@ -93,6 +92,8 @@ class Supervisor:
 
     async def lost(self, slot: Slot, instance: str, reason: str) -> None:
         """Tell everybody at once that an instance is gone (a `Watcher` method)."""
+        if self._is_ready:
+            self._report(f"{slot.spec.name} ended ({reason})")
         if self._states is not None:
             await self._states.tell_lost(slot, instance, reason)
 
@@ -107,6 +108,7 @@ class Supervisor:
         try:
             with self._signals():
                 cleanup.after_dead_stack(self._run_dir)
+                cleanup.prune_traces(Path(self._config.trace_dir))
                 serving = asyncio.create_task(self._start(), name="start")
                 if not await self._finished(serving):
                     return 130
@@ -153,7 +155,7 @@ class Supervisor:
         self._spawn(self._rotate_logs(), "rotate-logs")
         await slots_.wait_serving(self._slots, START_TIMEOUT_S, self._tell_waiting())
         self._report("services are up; waiting for the gateway")
-        await probe.wait_http_ready(_http_url(config), START_TIMEOUT_S)
+        await probe.wait_http_ready(probe.url_of(config), START_TIMEOUT_S)
 
     async def _start_bus(self) -> None:
         config = self._config
@@ -168,7 +170,7 @@ class Supervisor:
             )
             url, user = self._nats.url, nats_config.SUPERVISOR
             password = self._nats.passwords[user]
-            self._spawn(self._keep_nats(self._nats), "keep-nats")
+            self._spawn(self._nats.keep(self._stop, self.changed), "keep-nats")
         self._bus = await connect(
             BusSettings(
                 url=url,
@@ -198,31 +200,6 @@ class Supervisor:
             )
 
         return environment
-
-    async def _keep_nats(self, nats: NatsServer) -> None:
-        """Start the bus again when it dies; services reconnect by themselves."""
-        policy, crashes_s = restart_policy.RestartPolicy(), tuple[float, ...]()
-        while True:
-            exit_code = await nats.child.wait()
-            if self._stop.is_set():
-                return
-            reason = restart_policy.describe_exit(exit_code)
-            decision = restart_policy.decide(
-                policy,
-                crashes_s,
-                clock.monotonic_s(),
-                crashed=restart_policy.is_crash(exit_code),
-                random_unit=0.5,
-            )
-            crashes_s = decision.crashes_s
-            if decision.delay_s is None:
-                _log.error("NATS server failed; stopping", reason=reason)
-                self._stop.set()
-                return
-            _log.warning("NATS server ended; starting it again", reason=reason)
-            await asyncio.sleep(decision.delay_s)
-            await nats.restart()
-            self.changed()
 
     # -- the end
 
@@ -310,15 +287,6 @@ class Supervisor:
             await asyncio.sleep(ROTATE_EVERY_S)
             for path in self._run_dir.logs.glob("*.log"):
                 await asyncio.to_thread(log_files.rotate, path)
-
-
-def _http_url(config: StackConfig) -> str:
-    """The address for a client on this machine."""
-    everywhere = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-    host = everywhere.get(config.http_host, config.http_host)
-    if ":" in host and not host.startswith("["):
-        host = f"[{host}]"
-    return f"http://{host}:{config.http_port}"
 
 
 def _layout_words(layout: topology.Layout) -> str:
