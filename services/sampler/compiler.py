@@ -43,12 +43,12 @@ class Grammar:
 class Vocabulary:
     """The model's tokens as the grammar engine wants them, and the shape of a bitmask."""
 
-    def __init__(self, tokenizer_json: str, *, vocab_size: int, eos_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, eos_ids: Sequence[int]) -> None:
         """`vocab_size` is the width of the logits, which may be above the number of tokens."""
-        self.eos_ids = tuple(eos_ids)
+        self.tokenizer = tokenizer
         self.vocab_size = vocab_size
+        self.eos_ids = tuple(eos_ids)
         self.bitmask_bytes = -(-vocab_size // 32) * 4
-        self.tokenizer = LLTokenizer(tokenizer_json, n_vocab=vocab_size, eos_token=list(eos_ids))
 
     def bitmask(self, matcher: LLMatcher) -> bytes:
         """Tokens allowed next: int32 LE [ceil(vocab / 32)]; an end token exactly if accepting."""

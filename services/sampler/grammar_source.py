@@ -29,7 +29,8 @@ _PARAMS: Final = {
 # Between two JSON tokens: up to two blanks, or one line break and an indent. Bounded, because a
 # model may otherwise write blanks for ever.
 _WHITESPACE: Final = r"[ ]{1,2}|[ ]?\r?\n[ \t]{0,32}"
-# Given as overrides, so that a schema's own "x-guidance" cannot loosen them.
+# Given as overrides, so that a schema's own "x-guidance" cannot loosen them. In strings printable
+# characters stand for themselves: the engine does not offer \\uXXXX for them.
 _JSON_OPTIONS: Final[dict[str, Any]] = {
     "whitespace_flexible": True,
     "whitespace_pattern": _WHITESPACE,
@@ -45,8 +46,8 @@ def param_of(kind: str) -> str:
 
 def grammar_id(spec: GrammarSpec) -> str:
     """Content hash of a grammar, 32 hex digits; the same on every instance."""
-    digest = hashlib.blake2b(f"{spec.kind}\0{spec.text}".encode(), digest_size=16)
-    return digest.hexdigest()
+    content = f"{spec.kind}\0{spec.text}".encode(errors="surrogatepass")
+    return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def engine_text(spec: GrammarSpec) -> str:

@@ -8,13 +8,12 @@ from anyio import to_thread
 
 from finback.services.sampler.compiler import Grammar, GrammarCompiler, Vocabulary
 from finback.services.sampler.grammar_source import grammar_id
+from finback.services.sampler.model_vocabulary import load_engine_tokenizer
 from finback.services.sampler.sequences import Sequences
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
-from finback.shared.codec.load import load_tokenizer
 from finback.shared.errors import ServingError, Unavailable
-from finback.shared.models.source import open_source
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.sampler import (
     CompileReply,
@@ -42,7 +41,8 @@ class SamplerService(Service):
 
     async def start(self) -> None:
         """Read the model's vocabulary, then answer."""
-        vocabulary = await to_thread.run_sync(_load_vocabulary, self.config.model)
+        loaded = await to_thread.run_sync(load_engine_tokenizer, self.config.model)
+        vocabulary = Vocabulary(*loaded)
         self._compiler = GrammarCompiler(vocabulary)
         self._sequences = Sequences(vocabulary)
         await self.add_endpoint("compile", CompileRequest, self._on_compile, scope="both")
@@ -136,12 +136,4 @@ def _refused(row: MaskRow, error: ServingError) -> Mask:
         return Mask(request_id=row.request_id, choice=row.choice, position=0, need_grammar=True)
     return Mask(
         request_id=row.request_id, choice=row.choice, position=0, error=error.public_message
-    )
-
-
-def _load_vocabulary(model: str) -> Vocabulary:
-    source = open_source(model)
-    tokenizer = load_tokenizer(source.text)
-    return Vocabulary(
-        tokenizer.to_json(), vocab_size=source.config.vocab_size, eos_ids=tokenizer.eos_ids
     )
