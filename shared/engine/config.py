@@ -21,7 +21,7 @@ class EngineConfig:
     num_blocks: int = 0
     kv_pool_bytes: int = 0
     block_size: int = 64
-    kv_dtype: Literal["auto", "f32", "bf16"] = "auto"
+    kv_dtype: str = "auto"
     max_model_len: int = 0
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 512

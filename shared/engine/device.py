@@ -46,6 +46,11 @@ def num_cores() -> int:
     return cores
 
 
+def set_num_threads(num_threads: int) -> None:
+    """How many threads torch's CPU kernels use, for the whole process."""
+    torch.set_num_threads(num_threads)
+
+
 class Device:
     """One device, used by one thread."""
 
@@ -56,7 +61,7 @@ class Device:
 
     def prepare_thread(self) -> None:
         """Set up the calling thread to compute; call it there once."""
-        torch.set_num_threads(self._num_threads)
+        set_num_threads(self._num_threads)
         if self.name == "cuda":
             torch.cuda.set_device(torch.cuda.current_device())
 

@@ -47,7 +47,7 @@ class DeviceThread:
         def guarded() -> Callable[[], None]:
             try:
                 result = work()
-            except Exception as error:  # the awaiting caller gets it, whatever it is
+            except Exception as error:  # noqa: BLE001 - the awaiting caller gets it, whatever it is
                 failure = error
                 return lambda: None if future.done() else future.set_exception(failure)
             return lambda: None if future.done() else future.set_result(result)
@@ -66,7 +66,7 @@ class DeviceThread:
             while (work := self._queue.get()) is not None:
                 function, on_done = work
                 self._tell(on_done, function())
-        except BaseException as error:  # nothing may be lost here: the engine fails with it
+        except BaseException as error:  # noqa: BLE001 - nothing may be lost here: the engine fails with it
             self._tell(self._on_failure, error)
 
     def _tell(self, callback: Callable[[Any], None], value: Any) -> None:

@@ -11,6 +11,7 @@ lie in the thread's queue (`EngineConfig.overlap_below_ms`); its result is commi
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -136,6 +137,7 @@ class Engine:
         await self._thread.stop()
         for key in list(self._scheduler.table.by_key):
             self._scheduler.abort(key)
+        self._runner.close()
         if not self._failure.done():
             self._failure.set_result(None)
 
@@ -303,7 +305,7 @@ class Engine:
             if plan is None:
                 return
             self._plans.append(plan)
-            self._thread.submit(lambda plan=plan: self._runner.execute(plan), self._retired)
+            self._thread.submit(partial(self._runner.execute, plan), self._retired)
 
     def _may_plan(self) -> bool:
         if not self._plans:

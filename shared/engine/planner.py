@@ -112,7 +112,9 @@ class StepPlanner:
         if not ready:
             return
         num_chunking = len(self._table.running) - sum(s.is_decoding for s in self._table.running)
-        kept_back = MIN_CHUNK_TOKENS if num_chunking or self._table.waiting else 0
+        kept_back = 0
+        if num_chunking or self._table.waiting:
+            kept_back = min(MIN_CHUNK_TOKENS, draft.budget // 2)
         spare_rows = draft.budget - len(ready) - kept_back
         for sequence in ready:
             if sequence.state is not State.RUNNING:

@@ -65,7 +65,7 @@ def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> Eng
         geometry,
         weights_digest=config.weights_digest,
         config=facts.describe(),
-        numerics=config.mode,
+        numerics=model.numerics,
     )
     return EngineSizes(
         geometry=geometry, memory=memory, cache_spec=spec, vocab_size=facts.vocab_size

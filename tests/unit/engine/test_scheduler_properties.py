@@ -30,7 +30,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         num_blocks=st.integers(4, 14),
         max_num_seqs=st.integers(1, 4),
         budget=st.integers(0, 20),
-        max_drafts=st.integers(0, 3),
+        max_drafts=st.sampled_from([3, 1, 0]),
     )
     def start(self, num_blocks: int, max_num_seqs: int, budget: int, max_drafts: int) -> None:
         self.config = SchedulerConfig(
@@ -57,18 +57,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.ends: dict[SequenceKey, str] = {}
         self.prefilled: dict[SequenceKey, int] = {}
         self.credits: dict[SequenceKey, int] = {}
-        self.count = 0
+        self.count = self.turn = 0
 
     # -- what a worker does
 
     @rule(
         shared=st.integers(0, 12),
         own=st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=10),
-        max_tokens=st.integers(1, 20),
+        max_tokens=st.sampled_from([20, 18, 12, 7, 3, 1]),
         min_tokens=st.integers(0, 3),
         mode=st.sampled_from(["full", "full", "full", "prefill", "decode"]),
-        grammar=st.booleans(),
-        drafting=st.booleans(),
+        grammar=st.sampled_from([False, False, True]),
+        drafting=st.sampled_from([True, True, False]),
         credit=st.sampled_from([0, 1, 3, 1000]),
         ignore_eos=st.booleans(),
     )
@@ -156,8 +156,11 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), right=st.integers(0, 6), wrong=st.integers(0, 2), early=st.integers(0, 3))
     def draft(self, data: Any, right: int, wrong: int, early: int) -> None:
         key = self._some(data, State.RUNNING)
-        if key is None:
-            return
+        if key is not None:
+            self._offer(key, right, wrong, early)
+
+    def _offer(self, key: SequenceKey, right: int, wrong: int, early: int) -> None:
+        """A guess that begins `early` tokens before the end, with `right` good tokens."""
         spec = self.specs[key]
         sequence = self.scheduler.table.by_key[key]
         if spec.mode == "prefill":
@@ -171,6 +174,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             spec.token_ids.size + begin,
             np.array(guess, dtype=np.int32),
         )
+
+    @rule(count=st.integers(1, 8))
+    def turns(self, count: int) -> None:
+        """A worker that drafts, well and badly, and runs a few steps."""
+        for _ in range(count):
+            self._run_once()
 
     # -- what an engine does
 
@@ -260,6 +269,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert self.prefilled[key] == self.specs[key].token_ids.size - 1
                 self.scheduler.release(key)
                 self._forget(key)
+        if self._run_once():
+            return True
+        return bool(table.by_key)
+
+    def _run_once(self) -> bool:
+        for sequence in self.scheduler.table.running:
+            self.turn += 1
+            self._offer(sequence.spec.key, self.turn % 7, self.turn % 2, self.turn % 3)
         while len(self.queue) < 2:
             plan = self.scheduler.plan()
             self._news()
@@ -267,7 +284,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 break
             self.queue.append((plan, None))
         if not self.queue:
-            return bool(table.by_key)
+            return False
         if self.queue[0][1] is None:
             self._execute(0)
         self.commit()

@@ -1,0 +1,59 @@
+"""From the stack's settings to an engine: what a worker process does first."""
+
+import logging
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from finback.shared.engine.config import EngineConfig, NumericsMode
+from finback.shared.engine.device import choose_device, num_cores
+from finback.shared.engine.engine import Engine
+from finback.shared.engine.output import StepOutput
+from finback.shared.models.loader import load_model
+from finback.shared.models.source import ModelSource, open_source
+
+if TYPE_CHECKING:
+    from finback.shared.config import StackConfig
+
+_LOGGER = logging.getLogger(__name__)
+
+
+def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
+    """The engine's share of the settings, and what it must know of the model's text."""
+    return EngineConfig(
+        kv_pool_bytes=config.kv_pool_bytes,
+        block_size=config.block_size,
+        kv_dtype=config.kv_dtype,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
+        max_queue=config.max_queue,
+        max_draft_tokens=config.draft_tokens if config.drafting else 0,
+        eos_token_ids=source.text.eos_ids,
+        mode=numerics_mode(config),
+        device=choose_device(config.device),
+        num_threads=config.num_threads or num_cores(),
+        weights_digest=source.digest,
+    )
+
+
+def numerics_mode(config: "StackConfig") -> NumericsMode:
+    """Which class of kernels computes; blocks of one class never serve another."""
+    if config.kernel_backend == "reference":
+        return "reference"
+    return "deterministic" if config.deterministic else "fast"
+
+
+def load_engine(config: "StackConfig", on_step: Callable[[StepOutput], None]) -> Engine:
+    """Open the model, load its weights, take the memory. Blocks for as long as that takes."""
+    source = open_source(config.model)
+    settings = engine_config(config, source)
+    model = load_model(
+        source,
+        settings.device,
+        settings.mode,
+        weights_dtype=config.weights_dtype,
+        num_threads=settings.num_threads,
+    )
+    engine = Engine(model, settings, on_step=on_step)
+    _LOGGER.info(engine.sizes.memory.line())
+    return engine

@@ -1,0 +1,140 @@
+"""Executes plans on the device: rows in, tokens out. Lives on the device thread.
+
+The engine's thread calls `execute`, `pack_block` and `unpack_block`, one at a time and in order;
+only `slots.offer_draft` is called from elsewhere.
+"""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from finback.shared.clock import monotonic_s
+from finback.shared.engine.config import EngineConfig
+from finback.shared.engine.device import Device
+from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan, StepResult
+from finback.shared.engine.sampling_state import Sampled, SamplingState
+from finback.shared.engine.sizing import EngineSizes
+from finback.shared.engine.slots import SlotTable, StepRows
+from finback.shared.models.batch import ForwardBatch
+
+if TYPE_CHECKING:
+    from finback.shared.models.causal_lm import CausalLM
+
+_NOT_FINITE = "the model's logits are not finite"
+_SKIPPED = ItemResult(num_computed=0)
+
+
+class Runner:
+    """The model, its KV pool and the state of every slot."""
+
+    def __init__(
+        self, model: "CausalLM", sizes: EngineSizes, config: EngineConfig, device: Device
+    ) -> None:
+        self._model = model
+        self._device = device
+        self._pool = model.new_pool(
+            sizes.memory.num_blocks, config.block_size, sizes.geometry.kv_dtype
+        )
+        self.slots = SlotTable(config.max_num_seqs, sizes.memory.max_model_len, config.block_size)
+        self._sampling = SamplingState(config.max_num_seqs, sizes.vocab_size, device, config.mode)
+
+    @property
+    def bitmask_bytes(self) -> int:
+        """Bytes of a grammar's token bitmask."""
+        return self._sampling.bitmask_bytes
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run one step."""
+        started = monotonic_s()
+        for item in plan.items:
+            self.slots.enter(item)
+            if item.init is not None:
+                self._sampling.enter(item.slot, item.init)
+        rows = self.slots.resolve(plan.items)
+        items = [_SKIPPED] * len(plan.items)
+        if rows is not None:
+            self._run(plan.items, rows, items)
+        return StepResult(
+            step=plan.step,
+            items=tuple(items),
+            num_rows=0 if rows is None else int(rows.token_ids.size),
+            started_s=started,
+            duration_ms=1e3 * (monotonic_s() - started),
+        )
+
+    def _run(self, items: tuple[PlanItem, ...], rows: StepRows, out: list[ItemResult]) -> None:
+        hidden = self._model.forward(self._batch(rows), self._pool)
+        sampled = None
+        if rows.logit_rows.size:
+            masks = self._masks(items, rows)
+            logits = self._model.logits(hidden)
+            sampled = self._sampling.sample(logits, rows, self.slots, masks)
+        cursor = 0
+        for index, where in enumerate(rows.active):
+            item, num_drafts = items[where], rows.num_drafts[index]
+            if sampled is None or not item.is_sampled:
+                out[where] = self._computed(item)
+                continue
+            out[where] = self._accept(item, num_drafts, sampled, cursor)
+            cursor += 1 + num_drafts
+
+    def _computed(self, item: PlanItem) -> ItemResult:
+        return ItemResult(num_computed=self.slots.accept(item, 0, ()).num_computed)
+
+    def _accept(self, item: PlanItem, num_drafts: int, sampled: Sampled, cursor: int) -> ItemResult:
+        end = cursor + 1 + num_drafts
+        if not all(sampled.is_finite[cursor:end]):
+            self.slots.fail(item.slot)
+            return ItemResult(num_computed=0, error=_NOT_FINITE)
+        kept = self.slots.accept(item, num_drafts, sampled.token_ids[cursor:end])
+        self._sampling.count(item.slot, kept.token_ids)
+        logprobs = None
+        if sampled.logprobs is not None and self._sampling.wants_logprobs(item.slot):
+            logprobs = tuple(
+                self._sampling.logprob(item.slot, sampled.logprobs, row)
+                for row in range(cursor, cursor + len(kept.token_ids))
+            )
+        return ItemResult(
+            num_computed=kept.num_computed,
+            token_ids=kept.token_ids,
+            logprobs=logprobs,
+            num_drafted=num_drafts,
+        )
+
+    def _batch(self, rows: StepRows) -> ForwardBatch:
+        tensor = self._device.tensor
+        return ForwardBatch(
+            token_ids=tensor(rows.token_ids),
+            positions=tensor(rows.positions),
+            slot_mapping=tensor(rows.slot_mapping),
+            block_tables=tensor(rows.block_tables),
+            cu_seqlens=tensor(rows.cu_seqlens),
+            context_lens=tensor(rows.context_lens),
+            max_q=int(rows.num_rows.max()),
+            max_context=int(rows.context_lens.max()),
+            logit_rows=tensor(rows.logit_rows),
+        )
+
+    def _masks(self, items: tuple[PlanItem, ...], rows: StepRows) -> dict[int, bytes]:
+        """Bitmasks by sampled row; a sequence with a grammar has no drafts, so one row each."""
+        masks, cursor = {}, 0
+        for index, where in enumerate(rows.active):
+            item = items[where]
+            if item.is_sampled:
+                if item.bitmask is not None:
+                    masks[cursor] = item.bitmask
+                cursor += 1 + rows.num_drafts[index]
+        return masks
+
+    def pack_block(self, block_id: int, num_tokens: int, out: memoryview) -> None:
+        """Write the first tokens of a block in the host layout."""
+        self._pool.pack_block(block_id, num_tokens, out)
+
+    def unpack_block(self, block_id: int, num_tokens: int, data: memoryview) -> None:
+        """Read the first tokens of a block from the host layout."""
+        self._pool.unpack_block(block_id, num_tokens, data)
+
+    def close(self) -> None:
+        """Release the model's threads and memory; no call may follow."""
+        self._model.close()
