@@ -246,7 +246,8 @@ def _parse(name: str, value: Any, source: str) -> Any:
         parsed = _convert(value, kind)
     except (TypeError, ValueError):
         wanted = _kind_name(kind)
-        raise ConfigError(f"{name} must be {wanted}, not {value!r} (from {source})") from None
+        shown = "what was given" if told.is_secret else repr(value)
+        raise ConfigError(f"{name} must be {wanted}, not {shown} (from {source})") from None
     if told.choices and parsed not in told.choices:
         allowed = ", ".join(told.choices)
         raise ConfigError(f"{name} must be one of {allowed}, not {parsed!r} (from {source})")

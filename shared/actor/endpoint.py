@@ -5,6 +5,7 @@ dropped when its turn comes, and whatever a handler raises reaches the caller as
 text, never as a repr.
 """
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -101,9 +102,8 @@ class Endpoint:
         self._metrics = metrics
         self._is_draining = is_draining
         self._subscriptions: list[tuple[Subscription, str | None]] = []
-        self._send, self._receive = anyio.create_memory_object_stream[tuple[Message, Deadline]](
-            spec.mailbox
-        )
+        self._mailbox: asyncio.Queue[tuple[Message, Deadline]] = asyncio.Queue(spec.mailbox)
+        self._is_closed = False
         self._tasks: TaskGroup | None = None
         self._scopes: list[anyio.CancelScope] = []  # one a worker
         self._num_open = 0
@@ -123,13 +123,16 @@ class Endpoint:
 
     def offer(self, message: Message) -> None:
         """The bus callback: enqueue, or refuse at once."""
+        if self._is_closed:
+            self._refuse(message, Unavailable(f"{self.spec.name} has stopped", reason="stopped"))
+            return
         if self._is_draining() and self.spec.refuse_when_draining:
             self._refuse(message, Unavailable(f"{self.spec.name} is draining", reason="draining"))
             return
         try:
-            self._send.send_nowait((message, deadline_of(message.headers)))
+            self._mailbox.put_nowait((message, deadline_of(message.headers)))
             self._num_open += 1
-        except anyio.WouldBlock:
+        except asyncio.QueueFull:
             self._metrics.count("finback.endpoint.overloaded", endpoint=self.spec.name)
             self._refuse(
                 message,
@@ -139,8 +142,6 @@ class Endpoint:
                     retry_after_s=_OVERLOAD_RETRY_S,
                 ),
             )
-        except (anyio.ClosedResourceError, anyio.BrokenResourceError):
-            self._refuse(message, Unavailable(f"{self.spec.name} has stopped", reason="stopped"))
 
     @property
     def num_open(self) -> int:
@@ -163,6 +164,7 @@ class Endpoint:
         """Take nothing more; cancelled workers tell their callers `Unavailable`."""
         for subscription, _ in self._subscriptions:
             await subscription.unsubscribe()
+        self._is_closed = True
         for scope in self._scopes:
             scope.cancel()
 
@@ -173,7 +175,7 @@ class Endpoint:
             self._scopes.append(scope)
             while True:
                 try:
-                    message, deadline = await self._receive.receive()
+                    message, deadline = await self._mailbox.get()
                 except anyio.EndOfStream:
                     return
                 try:
@@ -190,11 +192,8 @@ class Endpoint:
     async def _refuse_rest(self) -> None:
         """Tell those still in the mailbox that nobody will serve them."""
         with anyio.CancelScope(shield=True), anyio.move_on_after(_LAST_WORDS_S):
-            while True:
-                try:
-                    message, _ = self._receive.receive_nowait()
-                except (anyio.WouldBlock, anyio.EndOfStream, anyio.ClosedResourceError):
-                    return
+            while not self._mailbox.empty():
+                message, _ = self._mailbox.get_nowait()
                 self._done()
                 await self._reply_error(message, Unavailable(f"{self.spec.name} stops"))
 

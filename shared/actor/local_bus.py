@@ -39,6 +39,7 @@ class LocalBroker:
 
     max_payload: int = 2**20
     interests: list[_Interest] = field(default_factory=list)
+    tasks: set[asyncio.Future[None]] = field(default_factory=set)
 
     def route(self, message: Message) -> int:
         """Hand a message to everybody interested, one a queue group; return to how many."""
@@ -50,13 +51,14 @@ class LocalBroker:
             if interest.queue is not None:
                 groups.setdefault((interest.tokens, interest.queue), []).append(interest)
         chosen += [random.choice(members) for members in groups.values()]
-        loop = asyncio.get_running_loop()
-        for interest in chosen:
-            loop.call_soon(_deliver, interest, message)
+        for interest in chosen:  # in a task, as a callback of the real bus runs in one
+            task = asyncio.ensure_future(_deliver(interest, message))
+            self.tasks.add(task)
+            task.add_done_callback(self.tasks.discard)
         return len(chosen)
 
 
-def _deliver(interest: _Interest, message: Message) -> None:
+async def _deliver(interest: _Interest, message: Message) -> None:
     if interest.is_open:
         interest.callback(message)
 

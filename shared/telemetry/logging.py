@@ -66,4 +66,10 @@ class _Forward(logging.Handler):
         log.log(record.levelno, record.getMessage(), **values)
 
 
-_configure("warning")  # for code that runs outside a service: stderr, and only what matters
+def reset() -> None:
+    """As outside a service: stderr, warnings and worse."""
+    structlog.contextvars.clear_contextvars()
+    _configure("warning")
+
+
+reset()
