@@ -120,6 +120,8 @@ class ArenaSession:
 
         Raises `Unavailable` when the cache does not answer: then the blocks take another lane.
         """
+        if not self.is_connected:
+            raise Unavailable("no arena on this host")
         lease_id = secrets.token_hex(16)
         request = ReserveRequest(
             request_id=request_id,

@@ -44,11 +44,15 @@ class ArenaReader:
             raise CorruptData("ticket", f"kind {ticket.kind!r} on lane {KIND!r}")
         view = destination(ticket, out)
         extent, index = self._find(ticket)
-        _check_header(extent, index, ticket)
-        with memoryview(extent.data) as data:
+        try:
+            data = memoryview(extent.data)
+        except ValueError as error:  # its file is gone, and another reader unmapped it just now
+            raise CorruptData("gone", ticket.location) from error
+        with data:
+            _check_header(data, index, ticket)
             copy_bytes(view, data[ticket.offset : ticket.offset + ticket.length])
-        verify(view, ticket)
-        _check_header(extent, index, ticket)
+            verify(view, ticket)
+            _check_header(data, index, ticket)
         return view
 
     def close(self) -> None:
@@ -116,11 +120,10 @@ def copy_bytes(target: memoryview, source: memoryview) -> None:
     np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
 
 
-def _check_header(extent: MappedExtent, index: int, ticket: Ticket) -> None:
-    with memoryview(extent.data) as table:
-        try:
-            header = read_slot(table, index)
-        except ValueError as error:
-            raise CorruptData("generation", "a damaged slot header") from error
+def _check_header(data: memoryview, index: int, ticket: Ticket) -> None:
+    try:
+        header = read_slot(data, index)
+    except ValueError as error:
+        raise CorruptData("generation", "a damaged slot header") from error
     if header.state is not SlotState.COMMITTED or header.generation != ticket.generation:
         raise CorruptData("generation", "the slot serves somebody else by now")

@@ -244,13 +244,13 @@ def test_hostile_grammars_end_in_time(name: str, compiler: GrammarCompiler) -> N
 
 
 def test_the_cache_is_by_content_and_bounded(vocabulary: Vocabulary) -> None:
-    compiler = GrammarCompiler(vocabulary, cache_bytes=200_000)
+    compiler = GrammarCompiler(vocabulary, cache_bytes=2_000_000)
     first = compiled(compiler, "regex", "a+")
     assert compiled(compiler, "regex", "a+") is first
     assert first.grammar_id == grammar_source.grammar_id(GrammarSpec(kind="regex", text="a+"))
     for index in range(20):
         compiled(compiler, "regex", f"b{{{index + 1}}}")
-    assert compiler.num_bytes <= 200_000
+    assert compiler.num_bytes <= 2_000_000
     assert compiler.find(first.grammar_id) is None
     assert compiled(compiler, "regex", "a+") is not first
 
