@@ -43,7 +43,7 @@ class Answer:
 
     def add(self, chunk: Chunk, at_s: float) -> str:
         """Take one chunk; the new text in it."""
-        self.request_id = self.request_id or str(chunk.get("id", ""))
+        self.request_id = self.request_id or str(chunk.get("id", "")).removeprefix("chatcmpl-")
         if chunk.get("usage"):
             self.usage = chunk["usage"]
         new = ""

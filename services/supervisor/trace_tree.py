@@ -66,15 +66,16 @@ def _parse(line: str) -> Span | None:
 def find(spans: Iterable[Span], wanted: str) -> list[Span]:
     """The spans of the trace that `wanted` names: a request id, a trace id, or `last`.
 
-    `last` is the trace of the generation that ended last. Empty if there is none.
+    `last` is the trace of the request that ended last. Empty if there is none.
     """
     by_trace: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         by_trace[span.trace_id].append(span)
     if wanted != "last":
         for trace_id, members in by_trace.items():
-            ids = {span.attributes.get(REQUEST_ID) for span in members}
-            if wanted in ids or wanted == trace_id:
+            ids = {str(span.attributes.get(REQUEST_ID)) for span in members}
+            # The API's ids are the request's own with a prefix: chatcmpl-req-...
+            if wanted == trace_id or any(wanted in (i, f"chatcmpl-{i}", f"cmpl-{i}") for i in ids):
                 return members
         return []
     generations = [members for members in by_trace.values() if _is_generation(members)]
@@ -82,7 +83,7 @@ def find(spans: Iterable[Span], wanted: str) -> list[Span]:
 
 
 def _is_generation(spans: list[Span]) -> bool:
-    return any(REQUEST_ID in span.attributes for span in spans) and len(spans) > 1
+    return any(span.service == "gateway" and span.attributes.get(REQUEST_ID) for span in spans)
 
 
 def rows(spans: list[Span]) -> list[Row]:

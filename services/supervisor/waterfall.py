@@ -42,7 +42,7 @@ def draw(spans: list[Span], console: Console) -> None:
             _ms(line.busy_ns),
             Text(bar(line, first_ns, whole_ns, width), style=colour),
         )
-    ids = {span.attributes.get(REQUEST_ID) for span in spans} - {None}
+    ids = {span.attributes.get(REQUEST_ID) for span in spans} - {None, ""}
     services = sorted({span.service for span in spans})
     console.print(f"request {' '.join(map(str, ids))}  trace {spans[0].trace_id}", highlight=False)
     console.print(

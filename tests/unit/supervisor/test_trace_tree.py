@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 def span(name: str, span_id: str, parent: str, start: int, end: int, **more: Any) -> Span:
-    values: dict[str, Any] = {"service": "decode", "trace_id": "t1", "attributes": {}, **more}
+    values: dict[str, Any] = {"service": "gateway", "trace_id": "t1", "attributes": {}, **more}
     return Span(
         name=name,
         span_id=span_id,
