@@ -1,0 +1,75 @@
+"""Who is let in, and what the others are told."""
+
+import pytest
+
+from finback.services.router.admission import RETRY_MAX_S, RETRY_MIN_S, Limits, refusal
+from finback.services.router.policy import Worker
+from finback.shared.errors import InvalidRequest, Overloaded, ServingError
+
+LIMITS = Limits(max_queue=8)
+
+
+def decode(name: str = "d", **more: object) -> Worker:
+    values: dict[str, object] = {"num_blocks": 100, "num_free_blocks": 50, **more}
+    return Worker(
+        instance=name,
+        epoch=1,
+        is_prefill=False,
+        is_decode=True,
+        **values,  # type: ignore[arg-type]  # named by each test
+    )
+
+
+def refused(
+    workers: list[Worker], limits: Limits = LIMITS, prompt: int = 100, tenant_open: int = 0
+) -> ServingError | None:
+    return refusal(workers, limits, num_prompt_tokens=prompt, num_tenant_open=tenant_open)
+
+
+def test_a_queue_up_to_its_limit() -> None:
+    assert refused([decode(num_waiting=7)]) is None
+    error = refused([decode(num_waiting=8)])
+    assert isinstance(error, Overloaded)
+    assert error.reason == "queue_full"
+    assert error.http_status == 429
+
+
+def test_one_instance_with_room_is_enough() -> None:
+    assert refused([decode("a", num_waiting=99), decode("b", num_waiting=7)]) is None
+
+
+def test_without_free_blocks_the_queue_is_shorter() -> None:
+    assert refused([decode(num_free_blocks=0, num_waiting=1)]) is None
+    assert isinstance(refused([decode(num_free_blocks=0, num_waiting=2)]), Overloaded)
+    assert refused([decode(num_free_blocks=3, num_waiting=2)]) is None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "speed", "retry_after_s"),
+    [(8, 0.0, RETRY_MAX_S), (8, 1e6, RETRY_MIN_S), (10, 64.0, 10.0)],
+)
+def test_retry_after_follows_the_queue(waiting: int, speed: float, retry_after_s: float) -> None:
+    error = refused([decode(num_waiting=waiting, tokens_per_s=speed)])
+    assert error is not None
+    assert error.retry_after_s == retry_after_s
+
+
+def test_a_tenant_has_a_limit() -> None:
+    limits = Limits(max_queue=8, max_tenant_requests=2)
+    assert refused([decode()], limits, tenant_open=1) is None
+    error = refused([decode()], limits, tenant_open=2)
+    assert isinstance(error, Overloaded)
+    assert (error.reason, error.retry_after_s) == ("tenant_concurrency", RETRY_MIN_S)
+
+
+def test_what_never_fits_is_an_invalid_request() -> None:
+    error = refused([decode(num_blocks=4)], prompt=64 * 4)
+    assert isinstance(error, InvalidRequest)
+    assert "256 tokens" in error.public_message
+    assert "192" in error.public_message
+    assert refused([decode(num_blocks=4), decode("b")], prompt=64 * 4) is None
+    assert refused([decode(num_blocks=0, num_free_blocks=0)], prompt=64 * 4) is None
+
+
+def test_nobody_there_is_not_for_admission_to_say() -> None:
+    assert refused([]) is None
