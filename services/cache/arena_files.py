@@ -201,7 +201,7 @@ def _private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _lock(path: Path, patience_s: float = 5.0) -> int:
+def _lock(path: Path, patience_s: float = 3.0) -> int:
     """Hold `path` exclusively while this process lives; a dying predecessor gets a moment."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     deadline = time.monotonic() + patience_s

@@ -1,6 +1,7 @@
 """The sampler service's endpoints: compile a grammar, answer masks."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import ClassVar, Final
 
 import anyio
@@ -10,6 +11,7 @@ from finback.services.sampler.compiler import Grammar, GrammarCompiler, Vocabula
 from finback.services.sampler.grammar_source import grammar_id
 from finback.services.sampler.model_vocabulary import load_engine_tokenizer
 from finback.services.sampler.sequences import Sequences
+from finback.shared.actor.bus import FRAME_RESERVE_BYTES
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
@@ -25,6 +27,7 @@ from finback.shared.wire.messages.sampler import (
 )
 
 _TICK_S: Final = 10.0
+_ROW_BYTES: Final = 1024  # of a reply, beside the bitmask: ids and an error's text
 
 
 class SamplerService(Service):
@@ -36,6 +39,7 @@ class SamplerService(Service):
         super().__init__(context)
         self._compiler: GrammarCompiler | None = None
         self._sequences: Sequences | None = None
+        self._bitmask_bytes = 0
         # One request of a decode instance at a time: a repeated one must not race the first.
         self._turns: defaultdict[tuple[str, int], anyio.Lock] = defaultdict(anyio.Lock)
 
@@ -43,6 +47,7 @@ class SamplerService(Service):
         """Read the model's vocabulary, then answer."""
         loaded = await to_thread.run_sync(load_engine_tokenizer, self.config.model)
         vocabulary = Vocabulary(*loaded)
+        self._bitmask_bytes = vocabulary.bitmask_bytes
         self._compiler = GrammarCompiler(vocabulary)
         self._sequences = Sequences(vocabulary)
         await self.add_endpoint("compile", CompileRequest, self._on_compile, scope="both")
@@ -86,12 +91,14 @@ class SamplerService(Service):
     async def _on_mask(self, call: Call[MaskRequest]) -> MaskReply:
         request = call.message
         caller = (request.instance, request.epoch)
+        # Rows that do not fit into one reply are not answered, so they are asked for again.
+        rows = request.rows[: self._max_rows()]
         async with self._turns[caller]:
             self.sequences.end((*caller, *ended) for ended in request.ended)
-            grammars = [await self._grammar_of(row) for row in request.rows]
+            grammars = [await self._grammar_of(row) for row in rows]
             # A mask takes tens of microseconds, or milliseconds for an odd grammar.
             started_s = monotonic_s()
-            masks = await to_thread.run_sync(self._answer, request, grammars)
+            masks = await to_thread.run_sync(self._answer, caller, rows, grammars)
         took_s = monotonic_s() - started_s
         self.metrics.observe("finback.sampler.masks_duration", took_s)
         self.metrics.count("finback.sampler.masks", len(masks))
@@ -106,15 +113,22 @@ class SamplerService(Service):
         except ServingError as error:
             return error
 
+    def _max_rows(self) -> int:
+        num_bytes = self._bitmask_bytes + _ROW_BYTES
+        return max(1, (self.context.bus.max_payload - FRAME_RESERVE_BYTES) // num_bytes)
+
     def _answer(
-        self, request: MaskRequest, grammars: list[Grammar | ServingError | None]
+        self,
+        caller: tuple[str, int],
+        rows: Sequence[MaskRow],
+        grammars: Sequence[Grammar | ServingError | None],
     ) -> tuple[Mask, ...]:
         masks = []
-        for row, grammar in zip(request.rows, grammars, strict=True):
+        for row, grammar in zip(rows, grammars, strict=True):
             if isinstance(grammar, ServingError):
                 mask = _refused(row, grammar)
             else:
-                key = (request.instance, request.epoch, row.request_id, row.choice)
+                key = (*caller, row.request_id, row.choice)
                 mask = self.sequences.answer(key, row, grammar, monotonic_s())
             masks.append(mask)
         return tuple(masks)

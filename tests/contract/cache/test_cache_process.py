@@ -20,6 +20,9 @@ from finback.shared.lanes.arena_format import SlotState, parse_extent, read_slot
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.session import ArenaSession, SlotLease
 from finback.shared.lanes.ticket import Ticket
+from finback.shared.wire import codec
+from finback.shared.wire.headers import REQUEST_ID
+from finback.shared.wire.messages.cache import ReserveRequest
 from finback.shared.wire.messages.control import InstanceLost
 from finback.shared.wire.subjects import Subjects
 from support.nats_server import NatsServer
@@ -176,6 +179,37 @@ async def test_the_supervisors_word_frees_at_once(cache: ServiceProcess) -> None
         await Client(bus, Subjects()).publish(subject, lost)
         await until(lambda: states(session.folder)[SlotState.RESERVED] == 0, timeout_s=0.5)
         await bus.close()
+
+
+async def test_a_reservation_is_in_the_trace(cache: ServiceProcess, tmp_path: Path) -> None:
+    bus = await connect(BusSettings(url=cache.env["FINBACK_NATS_URL"]))
+    subjects = Subjects(cache.env["FINBACK_SUBJECT_PREFIX"])
+    request = ReserveRequest(
+        request_id="r", owner="prefill-a", owner_epoch=1, num_blocks=1, block_bytes=BLOCK
+    )
+    trace_id = "0af7651916cd43dd8448eb211c80319c"
+    headers = {"traceparent": f"00-{trace_id}-b7ad6b7169203331-01", REQUEST_ID: "r"}
+    await bus.request(
+        subjects.service("cache", "reserve"), codec.encode(request), headers, timeout_s=5
+    )
+    cache.stop()
+    spans = "".join(path.read_text() for path in (tmp_path / "traces").glob("cache-*"))
+    assert "cache reserve" in spans and trace_id in spans
+    await bus.close()
+
+
+def test_a_second_cache_on_the_same_arena_says_so(cache: ServiceProcess) -> None:
+    second = subprocess.run(
+        [sys.executable, "-m", "finback.services.cache"],
+        env={**os.environ, **cache.env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    last = second.stderr.strip().splitlines()[-1]
+    assert second.returncode == 2
+    assert "another cache process holds the arena" in last
 
 
 async def test_an_expired_lease_is_told(cache: ServiceProcess) -> None:
