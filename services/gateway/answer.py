@@ -58,40 +58,50 @@ class Answer:
     ) -> None:
         self.generations = generations
         self._desk = desk
+        self.eos_ids = frozenset(tokenizer.eos_ids)
         self._tokenizer = tokenizer
         self._stops = stops
         self._notify = notify
         self._on_restart = on_restart
         self._attempts = [0] * len(generations)
         self._texts: list[list[_ChoiceText]] = [[] for _ in generations]
+        self._num_untold = 0
+        self._took: list[tuple[Generation, Choice]] = []
 
     def commit(self) -> None:
         """Something is about to reach the client: no generation may start over from here on."""
         for generation in self.generations:
             generation.is_committed = True
 
-    async def events(self, tick_s: float) -> AsyncIterator[list[ChoiceEvent]]:
+    async def events(
+        self, tick_s: float, pace: Callable[[], float]
+    ) -> AsyncIterator[list[ChoiceEvent]]:
         """New events as they come; an empty list after `tick_s` without any.
 
-        Raises the `ServingError` of the first generation that failed.
+        `pace` says how long to gather events before the next are looked at (0: not at all); the
+        first are told at once. Raises the `ServingError` of the first generation that failed.
         """
-        while True:
-            self._notify.clear()
-            events = [event for at in range(len(self.generations)) for event in self._collect(at)]
-            if events:
-                yield events
-                await self._grant()
-            for generation in self.generations:
-                if generation.error is not None:
-                    raise generation.error
-            if self._is_told():
-                return
-            if not self._notify.is_set():
-                try:
-                    async with asyncio.timeout(tick_s):
-                        await self._notify.wait()
-                except TimeoutError:
+        ticker = _Ticker(tick_s, self._notify)
+        try:
+            while True:
+                self._notify.clear()
+                events = self._collect()
+                if events:
+                    ticker.reset()
+                    yield events
+                    await self._grant()
+                for generation in self.generations:
+                    if generation.error is not None:
+                        raise generation.error
+                if self._num_untold == 0 and self._texts_are_there():
+                    return
+                if events and (pause_s := pace()) and not self._is_ending():
+                    await asyncio.sleep(pause_s)
+                await self._notify.wait()
+                if ticker.has_ticked():
                     yield []
+        finally:
+            ticker.stop()
 
     async def usage(self) -> Usage:
         """The counts, once all choices have ended."""
@@ -108,20 +118,26 @@ class Answer:
             num_accepted_tokens=sum(end.num_accepted_tokens for end in ends),
         )
 
-    def _collect(self, at: int) -> list[ChoiceEvent]:
-        generation = self.generations[at]
-        if generation.attempt != self._attempts[at]:
-            self._restart(at, generation)
+    def _collect(self) -> list[ChoiceEvent]:
         events = []
-        for text in self._texts[at]:
-            piece = generation.take(text.choice)
-            if piece is not None and not text.is_told:
+        for at, generation in enumerate(self.generations):
+            if generation.attempt != self._attempts[at]:
+                self._restart(at, generation)
+            for text in self._texts[at]:
+                if not text.choice.waiting:
+                    continue
+                piece = generation.take(text.choice)
+                if piece is None or text.is_told:
+                    continue
                 event = text.push(piece)
                 if event is not None:
                     events.append(event)
+                    self._num_untold -= event.finish_reason is not None
+                self._took.append((generation, text.choice))
         return events
 
     def _restart(self, at: int, generation: Generation) -> None:
+        self._num_untold -= sum(not text.is_told for text in self._texts[at])
         self._attempts[at] = generation.attempt
         first = at * len(generation.spec.choices)
         for index in range(first, first + len(generation.choices)):
@@ -130,14 +146,19 @@ class Answer:
             _ChoiceText(self, generation, choice, first + choice.index)
             for choice in generation.choices
         ]
+        self._num_untold += len(self._texts[at])
 
-    def _is_told(self) -> bool:
-        return all(texts and all(text.is_told for text in texts) for texts in self._texts)
+    def _texts_are_there(self) -> bool:
+        return all(self._texts)
+
+    def _is_ending(self) -> bool:
+        return all(generation.is_complete for generation in self.generations)
 
     async def _grant(self) -> None:
-        for texts, generation in zip(self._texts, self.generations, strict=True):
-            for text in texts:
-                await self._desk.grant(generation, text.choice)
+        took, self._took = self._took, []
+        for generation, choice in took:
+            if choice.end is None and generation.needs_grant(choice):
+                await self._desk.grant(generation, choice)
 
     def make_text(self, generation: Generation) -> AnswerText[TokenLogprob]:
         """A fresh text for one choice."""
@@ -151,12 +172,44 @@ class Answer:
         return asyncio.create_task(self._desk.finish(generation, choice, num_tokens))
 
 
+class _Ticker:
+    """Wakes a consumer when nothing has come for a while. One timer, moved only when it rings."""
+
+    __slots__ = ("_loop", "_notify", "_quiet_since_s", "_tick_s", "_ticked", "_timer")
+
+    def __init__(self, tick_s: float, notify: asyncio.Event) -> None:
+        self._tick_s = tick_s
+        self._notify = notify
+        self._ticked = False
+        self._loop = asyncio.get_running_loop()
+        self._quiet_since_s = self._loop.time()
+        self._timer = self._loop.call_later(tick_s, self._ring)
+
+    def reset(self) -> None:
+        """Something came."""
+        self._quiet_since_s = self._loop.time()
+
+    def has_ticked(self) -> bool:
+        """Was it quiet for a whole tick; asked once a tick."""
+        ticked, self._ticked = self._ticked, False
+        return ticked
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        left_s = self._quiet_since_s + self._tick_s - self._loop.time()
+        if left_s <= 0:
+            self._ticked, left_s = True, self._tick_s
+            self._quiet_since_s = self._loop.time()
+            self._notify.set()
+        self._timer = self._loop.call_later(left_s, self._ring)
+
+
 class _ChoiceText:
     """One choice's text, and what ended it."""
 
-    def __init__(
-        self, answer: Answer, generation: Generation, choice: Choice, index: int
-    ) -> None:
+    def __init__(self, answer: Answer, generation: Generation, choice: Choice, index: int) -> None:
         self.choice = choice
         self.is_told = False
         self.finishing: asyncio.Task[FinishReply | None] | None = None
@@ -204,7 +257,8 @@ class _ChoiceText:
     def _ended(self, delta: TextDelta[TokenLogprob], end: EndInfo) -> ChoiceEvent:
         self._end = end
         self.is_told = True
-        own = self._generation.spec.sampling.stop_token_ids
+        # The caller's own stop tokens are named; that the model's end token came is no news.
+        own = set(self._generation.spec.sampling.stop_token_ids) - self._answer.eos_ids
         reason = end.stop_token_id if end.stop_token_id in own else None
         return ChoiceEvent(self._index, delta.text, delta.logprobs, end.finish_reason, reason)
 

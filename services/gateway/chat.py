@@ -97,7 +97,7 @@ class ChatProtocol:
         logprobs = None
         if self._with_logprobs:
             logprobs = {"content": self._spelling.chat(self._logprobs[index]), "refusal": None}
-        message = {
+        message: dict[str, Any] = {
             "role": "assistant",
             "content": "".join(self._parts[index]),
             "refusal": None,

@@ -66,9 +66,7 @@ class CompletionProtocol:
                 documents.append(chunk(_finish(event)))
         return documents
 
-    def _delta(
-        self, index: int, text: str, logprobs: Sequence[tuple[int, TokenLogprob]]
-    ) -> str:
+    def _delta(self, index: int, text: str, logprobs: Sequence[tuple[int, TokenLogprob]]) -> str:
         told = "null"
         if self._num_top is not None:
             found = self._spelling.completion(logprobs, self._num_top, self._offsets[index])

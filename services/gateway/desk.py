@@ -165,9 +165,10 @@ class Desk:
             self.log.warning("cannot publish", subject=subject, error=error.public_message)
 
     async def grant(self, generation: Generation, choice: Choice) -> None:
-        """Let a choice run on, when half of its credit is used up."""
-        up_to, placement = generation.due_grant(choice), generation.placement
-        if up_to is not None and placement is not None:
+        """Let a choice run on."""
+        placement = generation.placement
+        if placement is not None:
+            up_to = generation.extend_credit(choice)
             command = CreditCommand(grants=((generation.request_id, choice.index, up_to),))
             subject = self.subjects.instance("decode", placement.decode_instance, "credit")
             await self.publish(subject, command)
@@ -187,11 +188,12 @@ class Desk:
         )
         decode = placement.decode_instance
         try:
-            return await self._ask_decode(decode, "finish", request, FinishReply)
+            reply: FinishReply = await self._ask_decode(decode, "finish", request, FinishReply)
         except ServingError as error:
             self.log.warning("finish failed", instance=decode, error=error.public_message)
             self.cancel_later(generation.request_id, generation.attempt, placement, choice.index)
             return None
+        return reply
 
     def cancel_later(
         self, request_id: str, attempt: int, placement: RouteReply, choice: int | None = None
@@ -328,5 +330,3 @@ class Desk:
             self.log.warning("ping", instance=instance, error=error.public_message)
         finally:
             self._pinging.discard(instance)
-
-

@@ -38,9 +38,7 @@ def envelope(
 def error_document(error: ServingError) -> bytes:
     """The JSON of an error, as a body or as a record in a stream."""
     code = error.reason or error.code if error.http_status >= 500 else error.reason
-    return to_json(
-        envelope(error.public_message, error.http_status, param=error.param, code=code)
-    )
+    return to_json(envelope(error.public_message, error.http_status, param=error.param, code=code))
 
 
 def retry_after(error: ServingError) -> str | None:

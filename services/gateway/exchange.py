@@ -32,6 +32,8 @@ from finback.shared.wire.messages.sampler import CompileReply, CompileRequest
 
 COMPILE_TIMEOUT_S: Final = 15.0
 CREDIT_TOKENS: Final = 1024
+PACE_PER_STREAM_S: Final = 0.0005
+MAX_PACE_S: Final = 0.02
 R = TypeVar("R", bound=GenerationRequest)
 MakeWork = Callable[..., Awaitable[Work]]
 
@@ -59,6 +61,8 @@ class Exchange:
         self.model = model
         self.num_open = 0
         self.is_draining = False
+        self._idle = asyncio.Event()
+        self._idle.set()
         self._desk = desk
         self._lifecycle = lifecycle
         self.keep_alive_s = config.keep_alive_s
@@ -86,6 +90,7 @@ class Exchange:
         request = check(parse_object(body), request_type)
         self._admit()
         self.num_open += 1
+        self._idle.clear()
         self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
         run = _Run(self, endpoint, caller, sink)
         try:
@@ -98,6 +103,12 @@ class Exchange:
         finally:
             self.num_open -= 1
             self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
+            if not self.num_open:
+                self._idle.set()
+
+    async def wait_idle(self) -> None:
+        """Return when no request is open."""
+        await self._idle.wait()
 
     def _admit(self) -> None:
         if self.is_draining:
@@ -143,11 +154,18 @@ class Exchange:
                 block_hashes=prompt.block_hashes,
                 deadline=deadline,
                 notify=notify,
+                is_eager=bool(work.request.stream) or bool(work.stops),
             )
-            for at, (prompt, sampling) in enumerate(
-                zip(work.prompts, work.samplings, strict=True)
-            )
+            for at, (prompt, sampling) in enumerate(zip(work.prompts, work.samplings, strict=True))
         ]
+
+    def pace_s(self) -> float:
+        """How long a stream gathers tokens before it writes: nothing with few streams open.
+
+        A write costs the same for one token as for ten, so that with many streams the gateway
+        would spend most of its time on writes that nobody can tell apart.
+        """
+        return min(MAX_PACE_S, self.num_open * PACE_PER_STREAM_S) if self.num_open > 8 else 0.0
 
     @property
     def desk(self) -> Desk:
@@ -199,7 +217,7 @@ class _Run:
                 raise result
 
     async def _whole(self, work: Work, answer: Answer) -> None:
-        async for events in answer.events(self._exchange.keep_alive_s):
+        async for events in answer.events(self._exchange.keep_alive_s, self._exchange.pace_s):
             if events:
                 self._note_first()
                 work.protocol.add(events)
@@ -211,7 +229,7 @@ class _Run:
     async def _stream(self, work: Work, answer: Answer) -> None:
         sink, is_open = self._sink, False
         try:
-            async for events in answer.events(self._exchange.keep_alive_s):
+            async for events in answer.events(self._exchange.keep_alive_s, self._exchange.pace_s):
                 if not is_open:
                     is_open = True
                     await sink.open_stream()

@@ -88,5 +88,3 @@ def root_span(endpoint: str, request_id: str, headers: Mapping[str, str], model:
     return tracing.span(
         f"gateway {endpoint}", attributes, parent=tracing.extract(headers), kind=SpanKind.SERVER
     )
-
-

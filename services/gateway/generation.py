@@ -64,11 +64,14 @@ class Generation:
         block_hashes: bytes,
         deadline: Deadline,
         notify: asyncio.Event,
+        is_eager: bool = True,
     ) -> None:
+        """`is_eager` False: the consumer is woken for ends and for credit only."""
         self.spec = spec
         self.block_hashes = block_hashes
         self.deadline = deadline
         self.notify = notify
+        self.is_eager = is_eager
         self.attempt = 0
         self.placement: RouteReply | None = None
         self.excluded: tuple[str, ...] = ()
@@ -156,12 +159,16 @@ class Generation:
         if row.end is not None and row.end.finish_reason in ("error", "cancelled"):
             self.lose(_failure_of(row.end))
             return None
-        logprobs = None if row.logprobs is None else row.logprobs[-ahead:] if ahead else row.logprobs
+        logprobs = (
+            None if row.logprobs is None else row.logprobs[-ahead:] if ahead else row.logprobs
+        )
         choice.waiting.append(Piece(row.token_ids[-4 * ahead :], logprobs, row.end))
         choice.num_received += num_new
         if row.end is not None:
             self._close(choice, row.end)
-        self.notify.set()
+            self.notify.set()
+        elif self.is_eager or choice.num_received + self.spec.credit_tokens // 2 >= choice.granted:
+            self.notify.set()
         return None
 
     def finish(self, choice: Choice, end: EndInfo) -> bool:
@@ -190,12 +197,13 @@ class Generation:
         choice.num_taken += len(piece.token_ids) // 4
         return piece
 
-    def due_grant(self, choice: Choice) -> int | None:
-        """The credit to grant now, or None: half of it has to be used up first."""
-        credit = self.spec.credit_tokens
-        if choice.end is not None or choice.num_taken + credit // 2 < choice.granted:
-            return None
-        choice.granted = choice.num_taken + credit
+    def needs_grant(self, choice: Choice) -> bool:
+        """Has half of a choice's credit been used up."""
+        return choice.num_taken + self.spec.credit_tokens // 2 >= choice.granted
+
+    def extend_credit(self, choice: Choice) -> int:
+        """The new end of a choice's credit: what was taken, and a whole credit more."""
+        choice.granted = choice.num_taken + self.spec.credit_tokens
         return choice.granted
 
 

@@ -57,7 +57,7 @@ class AnswerEndpoint:
                 span.set_attribute("http.response.status_code", sink.status)
         except ServingError as error:
             await self._reply_error(sink, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 -- the edge: a bug in one request must not end others
             self._log.exception("request failed", request_id=request_id)
             await self._reply_error(sink, InvariantViolated("the server failed; see its log"))
         status = "499" if not sink.is_complete else str(sink.status)
@@ -221,5 +221,3 @@ async def _http_error(request: Request, error: Exception) -> Response:
     code = "unknown_url" if error.status_code == 404 else None
     body = envelope(text, error.status_code, code=code)
     return JSONResponse(body, error.status_code, headers=dict(error.headers or {}))
-
-

@@ -153,7 +153,8 @@ class Recordings:
             recording = self._begin(key, digest, make)
         elif recording.digest != digest:
             raise KeyReused(
-                "this Idempotency-Key was used with another request", reason="idempotency_key_reused"
+                "this Idempotency-Key was used with another request",
+                reason="idempotency_key_reused",
             )
         recording.num_readers += 1
         try:

@@ -85,7 +85,9 @@ class NatsSink:
             async with asyncio.timeout(SEND_TIMEOUT_S):
                 await self._bus.publish(self._to, body, headers)
         except (TimeoutError, Unavailable) as error:
-            raise Overloaded("the reply is not taken fast enough", reason="slow_consumer") from error
+            raise Overloaded(
+                "the reply is not taken fast enough", reason="slow_consumer"
+            ) from error
 
 
 class NatsApi:
@@ -136,7 +138,7 @@ class NatsApi:
         except ServingError as error:
             status = str(error.http_status)
             await self._fail(sink, error)
-        except Exception:
+        except Exception:  # noqa: BLE001 -- the edge: a bug in one request must not end others
             status = "500"
             self._log.exception("request failed", request_id=request_id)
             await self._fail(sink, InvariantViolated("the server failed; see its log"))

@@ -25,7 +25,6 @@ from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.prefill import Ack, PrefillFailed
 
 NEEDED: Final = ("router", "prefill", "decode")
-_POLL_S: Final = 0.02
 
 
 class GatewayService(Service):
@@ -129,8 +128,7 @@ class GatewayService(Service):
         self.exchange.is_draining = True
         await self._nats_api.drain()
         self._server.close()
-        while self.exchange.num_open:
-            await anyio.sleep(_POLL_S)
+        await self.exchange.wait_idle()
         await self._is_server_done.wait()
 
     async def stop(self) -> None:

@@ -17,9 +17,7 @@ _BRANCHES: Final = frozenset({"str", "int", "float", "bool", "dict", "none", "co
 def check(body: dict[str, Any], request_type: type[R]) -> R:
     """Validate `body`; fields without effect are dropped, null counts as absent."""
     fields = {
-        name: value
-        for name, value in body.items()
-        if not _is_dropped(name, value, request_type)
+        name: value for name, value in body.items() if not _is_dropped(name, value, request_type)
     }
     try:
         return request_type.model_validate(fields)

@@ -58,12 +58,12 @@ async def chat_work(
     model.check_name(request.model)
     if request.top_logprobs is not None and not request.logprobs:
         raise InvalidRequest("top_logprobs needs logprobs to be true", param="top_logprobs")
-    if request.max_tokens is not None and request.max_completion_tokens is not None:
-        if request.max_tokens != request.max_completion_tokens:
-            raise InvalidRequest(
-                "max_tokens is the old name of max_completion_tokens: give one of them",
-                param="max_tokens",
-            )
+    limits = {request.max_tokens, request.max_completion_tokens} - {None}
+    if len(limits) > 1:
+        raise InvalidRequest(
+            "max_tokens is the old name of max_completion_tokens: give one of them",
+            param="max_tokens",
+        )
     _check_stream_options(request)
     messages = [message.model_dump(exclude_none=True) for message in request.messages]
     prompt = await model.encode_chat(messages, request.chat_template_kwargs, tenant)

@@ -91,9 +91,7 @@ class AnswerText(Generic[L]):
         result = self._matcher.push(text)
         return result.text, result.matched
 
-    def _delta(
-        self, shown: str, stop: StopHit | None, *, is_last: bool = False
-    ) -> TextDelta[L]:
+    def _delta(self, shown: str, stop: StopHit | None, *, is_last: bool = False) -> TextDelta[L]:
         self._num_shown += len(shown)
         released = []
         while self._waiting and (is_last or self._waiting[0][0] <= self._num_shown):

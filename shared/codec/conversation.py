@@ -73,9 +73,7 @@ class ConversationRenderer:
 
         return map_strings(value, change)
 
-    def _render(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None
-    ) -> str:
+    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None) -> str:
         if messages[-1]["role"] != "assistant" or len(messages) == 1:
             return self._template.render(messages, variables=variables)
         rendered = self._template.render(messages[:-1], variables=variables)

@@ -82,10 +82,8 @@ def _plain(
         raise ConfigError("the model file's vocabulary holds one spelling twice")
     try:
         pairs = [_pair(merge) for merge in merges]
-        model = models.BPE(
-            vocab=vocab, merges=pairs, ignore_merges=pre_tokenization.ignore_merges
-        )
-    except Exception as error:  # noqa: BLE001 -- tokenizers raises bare Exception for bad merges
+        model = models.BPE(vocab=vocab, merges=pairs, ignore_merges=pre_tokenization.ignore_merges)
+    except Exception as error:
         raise ConfigError(f"the model file's tokenizer is unusable: {error}") from error
     tokenizer = tokenizers.Tokenizer(model)
     tokenizer.pre_tokenizer = pre_tokenization.build()

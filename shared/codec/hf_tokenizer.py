@@ -24,7 +24,7 @@ def build(tokenizer_json: str, *, bos_id: int | None, eos_ids: Sequence[int]) ->
     added, plain_json = _without_added(tokenizer_json)
     try:
         plain = tokenizers.Tokenizer.from_str(plain_json)
-    except Exception as error:  # noqa: BLE001 -- tokenizers raises bare Exception for a bad file
+    except Exception as error:
         raise ConfigError(f"tokenizer.json cannot be used: {error}") from error
     _check_byte_level(plain)
     plain.no_truncation()

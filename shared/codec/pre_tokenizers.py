@@ -38,8 +38,8 @@ def _digits_then_byte_level() -> PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
 
 
-_SINGLE_DIGITS: Final = "|".join((_CONTRACTIONS, _WORDS, r"\p{N}", _REST))
-_DIGIT_TRIPLES: Final = "|".join((_CONTRACTIONS, _WORDS, r"\p{N}{1,3}", _REST))
+_SINGLE_DIGITS: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
+_DIGIT_TRIPLES: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
 # Split patterns for which cutting before a single blank was proved and fuzzed to be safe.
 SAFE_PATTERNS: Final = frozenset({_SINGLE_DIGITS, _DIGIT_TRIPLES})
 

@@ -6,7 +6,7 @@ outruns it fails as a bad template, it does not hang or fill the memory of the p
 
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
@@ -67,7 +67,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             loop.iter = _filtered(loop.iter, _EACH)
         for concat in list(tree.find_all(nodes.Concat)):
             concat.nodes = [_filtered(nodes.List(concat.nodes, "load"), _JOINED)]
-        return tree.set_environment(self)
+        tree.set_environment(self)
+        return tree
 
     def call(self, context: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         BUDGET.get().spend()
@@ -92,8 +93,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(texts)
 
 
-def _filtered(node: nodes.Expr, name: str) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _filtered(node: nodes.Node, name: str) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, [], [], None, None, lineno=node.lineno)
 
 
 def _check_size(num_chars: int) -> None:

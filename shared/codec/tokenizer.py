@@ -50,8 +50,7 @@ class Tokenizer:
         self._is_cuttable = is_cuttable
         self._by_id = {token.token_id: token for token in tokens}
         self._bytes: dict[int, bytes] = {
-            token.token_id: b"" if token.is_special else token.spelling.encode()
-            for token in tokens
+            token.token_id: b"" if token.is_special else token.spelling.encode() for token in tokens
         }
 
     def encode(self, text: str) -> list[int]:
