@@ -66,7 +66,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         for loop in list(tree.find_all(nodes.For)):
             loop.iter = _filtered(loop.iter, _EACH)
         for concat in list(tree.find_all(nodes.Concat)):
-            concat.nodes = [_filtered(nodes.List(concat.nodes, "load"), _JOINED)]
+            concat.nodes = [_filtered(nodes.List(concat.nodes), _JOINED)]
         tree.set_environment(self)
         return tree
 
