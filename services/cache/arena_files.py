@@ -86,7 +86,9 @@ class ArenaFiles:
         """
         room = self._max_bytes - self.num_bytes
         want = max(self._extent_bytes, 2 * PAGE + (slot_bytes + PAGE) * min(num_slots, 256))
-        file_bytes = min(want, room)
+        # Asked first, because a tmpfs fills all pages before it finds that there are too few.
+        space = os.statvfs(self.folder)
+        file_bytes = min(want, room, space.f_bavail * space.f_frsize)
         while True:
             header = plan_extent(secrets.randbits(40), slot_bytes, file_bytes)
             if header is None:

@@ -108,7 +108,9 @@ class CacheService(Service):
         return LeaseReply(held=tuple(self.arena.release(call.message.lease_ids)))
 
     def _on_instance_lost(self, lost: InstanceLost) -> None:
-        num_freed = self.arena.writer_died(lost.instance, lost.epoch)
+        if self._arena is None:
+            return
+        num_freed = self._arena.writer_died(lost.instance, lost.epoch)
         if num_freed:
             self.log.info("writer died", writer=lost.instance, num_freed=num_freed)
 

@@ -78,7 +78,7 @@ class GrammarCompiler:
             initial_lexer_fuel=4_000_000,
             step_lexer_fuel=200_000,
             step_max_items=50_000,
-            max_lexer_states=20_000,
+            max_lexer_states=60_000,
             max_grammar_size=200_000,
             verbose_errors=False,
         )
