@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from finback.services.cache.arena_book import ArenaBook, Counts, SlotKey, size_class
+from finback.services.cache.arena_book import ArenaBook
 from finback.services.cache.arena_files import UNKNOWN_OWNER, ArenaFiles
+from finback.services.cache.slots import Counts, SlotKey, size_class
 from finback.shared.errors import InvalidRequest, InvariantViolated
 from finback.shared.lanes.arena_format import MAX_SLOTS, SlotHeader, SlotState
 from finback.shared.lanes.probe import is_writer_dead, writer_lock_path, writers

@@ -7,7 +7,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from finback.services.cache.arena_book import ArenaBook, SlotKey, size_class
+from finback.services.cache.arena_book import ArenaBook
+from finback.services.cache.slots import SlotKey, size_class
 from finback.shared.errors import InvalidRequest, InvariantViolated, NotFound
 from finback.shared.lanes.arena_format import SlotHeader, SlotState
 
