@@ -4,7 +4,7 @@ import dataclasses
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from finback.shared.codec.load import load_tokenizer
@@ -35,10 +35,13 @@ def test_equals_llama_cpp(smollm: Tokenizer, smollm_source: ModelSource) -> None
         reference.close()
 
 
-# The vocabulary of SmolLM2 lacks the bytes that only begin characters of the unused planes.
-@given(st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"]), max_size=80))
+@given(st.text(max_size=80))
 def test_decodes_to_the_same_bytes(smollm: Tokenizer, text: str) -> None:
-    assert b"".join(map(smollm.token_bytes, smollm.encode(text))) == text.encode()
+    # SmolLM2's vocabulary lacks some bytes (control characters, leads of unused planes).
+    known = {smollm.token_bytes(token_id) for token_id in range(17, 17 + 256)}
+    raw = text.encode()
+    assume(all(bytes([value]) in known for value in raw))
+    assert b"".join(map(smollm.token_bytes, smollm.encode(text))) == raw
 
 
 @settings(max_examples=60)
