@@ -54,6 +54,6 @@ def load_engine(config: "StackConfig", on_step: Callable[[StepOutput], None]) ->
         weights_dtype=config.weights_dtype,
         num_threads=settings.num_threads,
     )
-    engine = Engine(model, settings, on_step=on_step)
+    engine = Engine(model, settings, on_step=on_step, owns_model=True)
     _LOGGER.info(engine.sizes.memory.line())
     return engine

@@ -51,8 +51,9 @@ class Engine:
         *,
         on_step: Callable[[StepOutput], None],
         on_failure: Callable[[BaseException], None] | None = None,
+        owns_model: bool = False,
     ) -> None:
-        """Take the memory. Raises `ConfigError` when it does not fit, and says the sum."""
+        """Take the memory; close the model at `stop` if it is owned. Raises `ConfigError` when it does not fit, and says the sum."""
         device = Device(choose_device(config.device), config.num_threads)
         self.config = config
         self.sizes: EngineSizes = choose_sizes(model, config, device)
@@ -62,6 +63,7 @@ class Engine:
         self._scheduler = Scheduler(self.sizes.scheduler_config(config))
         self._on_step = on_step
         self._on_failure = on_failure
+        self._owns_model = owns_model
         self._times = StepTimes()
         self._plans: deque[StepPlan] = deque()
         self._outbox: list[StepOutput] = []
@@ -137,7 +139,8 @@ class Engine:
         await self._thread.stop()
         for key in list(self._scheduler.table.by_key):
             self._scheduler.abort(key)
-        self._runner.close()
+        if self._owns_model:
+            self._runner.close()
         if not self._failure.done():
             self._failure.set_result(None)
 
@@ -264,14 +267,15 @@ class Engine:
         await self._call(lambda: self._runner.unpack_block(block_id, num_tokens, data))
 
     def _sequence_with_block(self, key: SequenceKey, block_index: int) -> Sequence:
+        if not self._is_running:
+            raise Unavailable("the engine has stopped")
         sequence = self._scheduler.table.by_key.get(key)
         if sequence is None or not 0 <= block_index < len(sequence.block_ids):
             raise NotFound(f"block {block_index} of {key[0]} is not here")
         return sequence
 
     async def _call(self, work: Callable[[], None]) -> None:
-        if not self._is_running:
-            raise Unavailable("the engine has stopped")
+        """Do `work` on the device thread, behind what is queued there."""
         done = asyncio.ensure_future(self._thread.call(work))
         await asyncio.wait((done, self._failure), return_when=asyncio.FIRST_COMPLETED)
         if not done.done():

@@ -38,7 +38,7 @@ class Driver:
         self.got: dict[SequenceKey, Completion] = {}
         self.specs: dict[SequenceKey, SequenceSpec] = {}
         self.steps: list[StepOutput] = []
-        self.errors: list[BaseException] = []
+        self._masks: dict[SequenceKey, int] = {}
         self._drafter = drafter
         self._changed = asyncio.Event()
 
@@ -78,6 +78,10 @@ class Driver:
         await self.until(lambda: all(self.got[key].end is not None for key in keys))
         return [self.got[key] for key in keys]
 
+    def wants_mask(self, key: SequenceKey) -> int | None:
+        """The completion index that a mask was last wanted for."""
+        return self._masks.get(key)
+
     def _on_step(self, output: StepOutput) -> None:
         self.steps.append(output)
         for row in output.rows:
@@ -89,6 +93,7 @@ class Driver:
             completion.end = row.end
         for progress in output.prefilled:
             self.got[progress.key].progress.append(progress)
+        self._masks.update(output.want_masks)
         for key, position in output.want_drafts:
             if self._drafter is not None:
                 known = np.array(self.got[key].tokens, dtype=np.int32)
