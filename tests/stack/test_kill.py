@@ -10,7 +10,7 @@ from support.stack import Answer, Stack, StreamFailed
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
 
-LONG = {"max_tokens": 160, "ignore_eos": True}
+LONG = {"max_tokens": 96, "ignore_eos": True}
 # What a client may have to wait for word after a worker's death.
 WORD_S = 5.0
 
@@ -72,3 +72,10 @@ def test_after_a_kill_of_prefill_the_client_gets_word(stack: Stack) -> None:
             assert str(error)
             assert time.monotonic() - killed_s < WORD_S
     stack.wait_restored("prefill", lost)
+
+
+def test_a_killed_gateway_is_back_on_its_port(stack: Stack) -> None:
+    url, lost = stack.http, stack.kill("gateway")
+    stack.wait_restored("gateway", lost)
+    assert stack.http == url
+    assert stack.ask("And now?", max_tokens=4).completion_tokens > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.nats_server import NatsServer
 from support.stack import COMMAND, Stack, alive, finback, wait_gone
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
@@ -39,9 +40,12 @@ def test_two_stacks_run_beside_each_other_and_a_dead_one_is_cleared(
     assert stack.ask("And you?", max_tokens=4).completion_tokens > 0
 
 
-def test_a_foreground_stack_stops_at_ctrl_c(run_dir: Path) -> None:
+def test_a_foreground_stack_on_an_outside_server_stops_at_ctrl_c(
+    run_dir: Path, nats_server: NatsServer
+) -> None:
+    outside = f"nats_url={nats_server.url}"
     with subprocess.Popen(
-        [*COMMAND, "up", "--cohost", "--run-dir", str(run_dir)],
+        [*COMMAND, "up", "--cohost", "--set", outside, "--run-dir", str(run_dir)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -52,6 +56,9 @@ def test_a_foreground_stack_stops_at_ctrl_c(run_dir: Path) -> None:
                 break
         stack = Stack(run_dir)
         pids = stack.pids()
+        assert stack.status()["nats"] == nats_server.url
+        said = stack.command("chat", "Hi", "--nats", "--max-tokens", "4")
+        assert said.returncode == 0, said.stderr
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
     assert process.returncode == 0

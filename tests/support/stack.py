@@ -81,7 +81,7 @@ class Stack:
         """Every process of the stack, the supervisor and its NATS server among them."""
         state = self._state()
         found = {int(service["pid"]) for service in state["services"].values()}
-        return sorted(found | {int(state["supervisor_pid"]), int(state["nats_pid"])})
+        return sorted((found | {int(state["supervisor_pid"]), int(state["nats_pid"])}) - {0})
 
     def _state(self) -> dict[str, Any]:
         state: dict[str, Any] = json.loads((self.run_dir / "stack.json").read_text())
