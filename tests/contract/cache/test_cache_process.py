@@ -162,7 +162,7 @@ async def test_a_stopped_writers_slots_are_given_to_nobody(cache: ServiceProcess
         writer.send_signal(signal.SIGSTOP)
         try:
             await until(lambda: states(session.folder)[SlotState.QUARANTINED] == 3)
-            await anyio.sleep(6)  # longer than any registry entry would have lived
+            await anyio.sleep(4)  # longer than any registry entry would have lived
             assert states(session.folder)[SlotState.QUARANTINED] == 3
         finally:
             writer.kill()
