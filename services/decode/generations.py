@@ -1,6 +1,5 @@
 """The generations in hand: into the engine, out of its steps to their gateways, to their one end."""
 
-import dataclasses
 import time
 from typing import Any
 
@@ -120,7 +119,7 @@ class Generations:
         self.drafts.step(row.key, row.num_drafted, row.num_accepted)
         self._trace(request, row, output)
         if row.end is not None:
-            self._close(choice, self._completed(request, row.end))
+            self._close(choice, row.end)
         return TokenRow(
             request_id=request.request_id,
             choice=choice.index,
@@ -161,12 +160,6 @@ class Generations:
         return int((at_s + self._wall_offset_s) * 1e9)
 
     # -- ends
-
-    def _completed(self, request: Request, end: EndInfo) -> EndInfo:
-        """Prefill's own prefix hits spared work too: tell the larger of the two."""
-        if request.num_prefill_cached <= end.num_cached_tokens:
-            return end
-        return dataclasses.replace(end, num_cached_tokens=request.num_prefill_cached)
 
     def _close(self, choice: Choice, end: EndInfo) -> None:
         choice.state = ChoiceState.ENDED

@@ -21,6 +21,8 @@ from finback.shared.wire.messages.sampler import MaskReply, MaskRequest
 _TIMEOUT_S: Final = 5.0
 _RETRY_S: Final = 0.1
 _MAX_RETRY_S: Final = 1.0
+# A new sampler asks for the grammar, then for the tokens.
+_MAX_FRUITLESS: Final = 2
 PATIENCE_S: Final = 30.0
 
 # (key, error code, text): the choice ends with this error.
@@ -66,8 +68,8 @@ class MaskPump:
             self._wake.set()
 
     async def run(self) -> None:
-        """Answer wants for ever."""
-        delay = 0.0
+        """Answer wants for ever. A sampler that asks back twice in a row is busy: wait a little."""
+        delay, num_fruitless = 0.0, 0
         while True:
             if not self._book.has_work:
                 self._wake.clear()
@@ -75,17 +77,18 @@ class MaskPump:
             if delay:
                 await asyncio.sleep(delay)
             try:
-                await self._ask()
-                delay = 0.0
+                num_fruitless = 0 if await self._ask() else num_fruitless + 1
+                delay = _RETRY_S if num_fruitless > _MAX_FRUITLESS else 0.0
             except ServingError as error:
                 self._host.metrics.count("finback.decode.mask_failures", code=error.code)
                 self._give_up(error)
                 delay = min(_MAX_RETRY_S, delay * 2 or _RETRY_S)
 
-    async def _ask(self) -> None:
+    async def _ask(self) -> bool:
+        """True if it brought a mask (or an end)."""
         rows = self._book.rows(self._tokens_from)
         if not rows:
-            return
+            return True
         request = MaskRequest(
             instance=self._host.instance,
             epoch=self._host.epoch,
@@ -109,6 +112,7 @@ class MaskPump:
         for key, text in answers.broken:
             self._broken(key, "internal", f"the grammar does not fit its tokens: {text}")
         self._give_up(None)
+        return bool(answers.masks or answers.broken)
 
     def _give_up(self, error: ServingError | None) -> None:
         """End the sequences that have waited too long (also for a sampler that only asks back)."""

@@ -136,14 +136,13 @@ class DecodeRole:
         if request.is_activated:  # asked again because our answer was lost
             return HandoffReply(num_copied_blocks=len(message.tickets))
         request.heard_s = monotonic_s()
-        request.num_prefill_cached = message.num_cached_tokens
         missing = await self._receiver.receive(request, message)
         request = self._open_request(message.request_id, message.attempt)
         request.heard_s = monotonic_s()
         if missing:
             request.first_missing = min(missing)
         if message.is_last and not request.is_activated:
-            self._activate(request, message.num_tokens)
+            self._activate(request, message)
         return HandoffReply(num_copied_blocks=len(message.tickets) - len(missing), missing=missing)
 
     def _open_request(self, request_id: str, attempt: int) -> Request:
@@ -152,13 +151,14 @@ class DecodeRole:
             raise NotFound("no such sequence here (any more)", reason="sequence")
         return request
 
-    def _activate(self, request: Request, num_tokens: int) -> None:
+    def _activate(self, request: Request, last: HandoffRequest) -> None:
+        num_tokens = last.num_tokens
         if request.first_missing is not None:
             block_size = self._host.engine.cache_spec.block_size
             num_tokens = min(num_tokens, request.first_missing * block_size)
         request.is_activated = True
         key = (request.request_id, request.spec.choices[0].index)
-        if not self._host.engine.activate(key, num_tokens):
+        if not self._host.engine.activate(key, num_tokens, last.num_cached_tokens):
             raise NotFound("the sequence is gone", reason="sequence")
 
     # -- what gateways ask
@@ -169,11 +169,9 @@ class DecodeRole:
         counts = None if choice is None else self._generations.finish(choice, message.num_tokens)
         if counts is None:
             return FinishReply(found=False)
-        request = self._table.get(message.request_id)
-        by_prefill = 0 if request is None else request.num_prefill_cached
         return FinishReply(
             found=True,
-            num_cached_tokens=max(counts.num_cached_tokens, by_prefill),
+            num_cached_tokens=counts.num_cached_tokens,
             num_draft_tokens=counts.num_draft_tokens,
             num_accepted_tokens=counts.num_accepted_tokens,
             num_steps=counts.num_steps,

@@ -94,7 +94,6 @@ class Request:
     prefill_epoch: int = 0
     is_activated: bool = False
     first_missing: int | None = None
-    num_prefill_cached: int = 0
     choices: dict[int, Choice] = field(default_factory=dict)
 
     @property

@@ -1,9 +1,9 @@
 """Gives finished blocks away: into the arena where there is one, else over lane `nats`."""
 
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import anyio
 
@@ -30,7 +30,7 @@ class Given:
     """Tickets of consecutive blocks, and how to take them back."""
 
     tickets: tuple[Ticket, ...]
-    release: Callable[[], Awaitable[None]]
+    release: Callable[[], Coroutine[Any, Any, None]]
 
 
 class BlockGiver:

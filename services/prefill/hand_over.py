@@ -1,7 +1,8 @@
 """The way of one prompt: reserve at decode, compute, hand finished blocks over while computing."""
 
 import dataclasses
-from typing import Final
+from collections.abc import Awaitable
+from typing import Final, TypeVar
 
 from finback.services.prefill.giving import BlockGiver, Given
 from finback.services.prefill.job import Job
@@ -19,6 +20,8 @@ from finback.shared.wire.messages.decode import (
 )
 from finback.shared.wire.messages.prefill import TokenChunk
 
+T = TypeVar("T")
+
 _RESERVE_TIMEOUT_S: Final = 10.0
 _HANDOFF_TIMEOUT_S: Final = 30.0
 
@@ -33,7 +36,7 @@ class HandOver:
 
     async def run(self, job: Job) -> None:
         """Return once decode has all of the prompt; raises `ServingError` when that cannot be."""
-        reserved = await self._reserve(job)
+        reserved = await self._of_decode(job, self._reserve(job))
         num_prompt = len(job.prompt) // 4
         sequence = sequence_spec(
             job.spec, job.spec.choices[0], job.prompt, "prefill", drafting=False
@@ -55,6 +58,14 @@ class HandOver:
             return
         job.split = split
         await self._give_blocks(job, split, reserved.lane)
+
+    async def _of_decode(self, job: Job, answer: Awaitable[T]) -> T:
+        """Await decode's answer; when there is none, the gateway must look for another decode."""
+        try:
+            return await answer
+        except (Unavailable, DeadlineExceeded) as error:
+            job.blamed = job.request.decode_instance
+            raise Unavailable(error.public_message, reason=error.reason) from error
 
     async def _reserve(self, job: Job) -> ReserveReply:
         request, subjects = job.request, self._host.subjects
@@ -129,7 +140,7 @@ class HandOver:
             "finback.lane": tickets[0].kind if tickets else "none",
         }
         with tracing.span("handoff", attributes):
-            return await self._ask(job, message)
+            return await self._of_decode(job, self._ask(job, message))
 
     async def _ask(self, job: Job, message: HandoffRequest) -> HandoffReply:
         """Hand over; asked once more when no answer came, which decode takes as the same."""

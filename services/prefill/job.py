@@ -15,7 +15,8 @@ from finback.shared.wire.messages.prefill import PrefillRequest
 class Job:
     """`num_computed`: prompt tokens whose KV the engine has; `scope` cancels the work.
 
-    `parent` is the trace context that the request came with.
+    `parent` is the trace context that the request came with. `blamed`: the instance that a failure
+    is put down to, when it is not this one.
     """
 
     request: PrefillRequest
@@ -26,6 +27,7 @@ class Job:
     num_cached: int = 0
     num_computed: int = 0
     is_in_engine: bool = False
+    blamed: str = ""
     progress: anyio.Event = field(default_factory=anyio.Event)
     scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
     done: anyio.Event = field(default_factory=anyio.Event)

@@ -217,7 +217,7 @@ class PrefillRole:
         failed = PrefillFailed(
             request_id=spec.request_id,
             attempt=spec.attempt,
-            instance=self._host.instance,
+            instance=job.blamed or self._host.instance,
             code=error.code,
             public_message=error.public_message,
             reason=error.reason or "",

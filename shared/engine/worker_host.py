@@ -41,6 +41,7 @@ ROLES: Final = {
 _LOAD_REPORT_S: Final = 0.25
 # A cache that did not answer is left alone this long: lane `nats` serves meanwhile.
 _ARENA_RETRY_S: Final = 1.0
+_CLOSE_S: Final = 2.0
 
 OnStep = Callable[[StepOutput], None]
 # Builds the engine (not started yet); runs in a worker thread, because weights take seconds.
@@ -59,9 +60,7 @@ class WorkerHost(Service):
         self._role_names = tuple(roles)
         self._load_engine = load_engine
         self._roles: dict[str, Role] = {}
-        self._data_bus: Bus | None = None
         self._arena_retry_s = 0.0
-        self._is_stopping = False
         self.engine: Engine
         self.nats_lane: NatsLane
         self.lanes: LaneSet
@@ -82,15 +81,23 @@ class WorkerHost(Service):
 
     async def _open_lanes(self) -> None:
         """KV bytes get a connection of their own, so that they never stand in front of tokens."""
-        self._data_bus = await connect(
-            process.bus_settings(self.config, f"{self.name}-lane"), self.metrics
-        )
+        settings = process.bus_settings(self.config, self.name)
+        data_bus = await connect(settings, self.metrics)
+        self.spawn(self._keep_open, data_bus)
         role = self._role_names[0]
         subject = self.subjects.instance(role, self.instance, "lane")
-        self.nats_lane = NatsLane(self._data_bus, subject)
+        self.nats_lane = NatsLane(data_bus, subject)
         await self.nats_lane.start()
         self.lanes = LaneSet([InlineLane(), ShmLane(self.arena), self.nats_lane])
         self.spawn(self.arena.run)
+
+    async def _keep_open(self, bus: Bus) -> None:
+        """Close the connection however the process ends."""
+        try:
+            await anyio.sleep_forever()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
+                await bus.close()
 
     async def drain(self) -> None:
         """Let every role finish what it has; prefill first, because it feeds decode."""
@@ -99,15 +106,12 @@ class WorkerHost(Service):
 
     async def stop(self) -> None:
         """Roles first, then the engine, then what they shared."""
-        self._is_stopping = True
         for role in reversed(self._roles.values()):
             await role.stop()
         if self._roles:
             await self.engine.stop()
             await self.nats_lane.close()
         self.arena.close()
-        if self._data_bus is not None:
-            await self._data_bus.close()
 
     def record(self) -> InstanceRecord:
         """What the router needs to know of this worker."""

@@ -131,7 +131,9 @@ class FakeEngine:
         self.sequences[spec.key] = _Sequence(spec, tokens, len(tokens), spec.credit_tokens, state)
         return Admission(accepted=True)
 
-    def activate(self, key: SequenceKey, num_computed_tokens: int) -> bool:
+    def activate(
+        self, key: SequenceKey, num_computed_tokens: int, num_cached_tokens: int | None = None
+    ) -> bool:
         sequence = self.sequences.get(key)
         if sequence is None or sequence.state != "reserved":
             return False

@@ -57,10 +57,8 @@ class Nest:
         instance = f"{name}-{secrets.token_hex(3)}"
         task = asyncio.create_task(self._run(factory, instance, ready))
         self._tasks[instance] = task
-        await asyncio.wait([ready, task], return_when=asyncio.FIRST_COMPLETED)
-        if not ready.done():
-            await task
-        service = ready.result()
+        task.add_done_callback(lambda _: ready.cancel())
+        service = await ready
         async with asyncio.timeout(10):
             while service.state != "serving":
                 await asyncio.sleep(0.005)

@@ -205,7 +205,7 @@ class MiniGateway:
             generation.changed.set()
         if message.reply:
             reply = self.bus.publish(message.reply, codec.encode(Ack()))
-            self._tasks.append(asyncio.ensure_future(reply))  # type: ignore[arg-type]  # a coroutine
+            self._tasks.append(asyncio.ensure_future(reply))
 
     async def instance_of(self, service: str, *, but: Sequence[str] = ()) -> InstanceRecord:
         """A serving instance of a role."""

@@ -24,17 +24,19 @@ class ModelSampler:
         self.known: int | None = None
 
     def answer(self, row: MaskRow) -> Mask:
-        made = {"request_id": row.request_id, "choice": row.choice}
+        request_id, choice = row.request_id, row.choice
         if row.grammar is not None:
             self.grammars.add(row.grammar_id)
         if row.grammar_id not in self.grammars:
-            return Mask(position=0, need_grammar=True, need_from=0, **made)
+            return Mask(
+                position=0, need_grammar=True, need_from=0, request_id=request_id, choice=choice
+            )
         known = self.known or 0
         if row.position > known:
-            return Mask(position=known, need_from=known, **made)
+            return Mask(position=known, need_from=known, request_id=request_id, choice=choice)
         assert row.token_ids == tokens_from(KEY, row.position)[: len(row.token_ids)]
         self.known = row.position + len(row.token_ids) // 4
-        return Mask(position=self.known, bitmask=b"\1\0\0\0", **made)
+        return Mask(position=self.known, bitmask=b"\1\0\0\0", request_id=request_id, choice=choice)
 
 
 def test_opens_with_grammar_when_asked() -> None:

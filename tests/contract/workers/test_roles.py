@@ -1,0 +1,383 @@
+"""The prefill and decode roles over a real bus and the real cache service, engines without a model."""
+
+import asyncio
+import dataclasses
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finback.services.cache.service import CacheService
+from finback.shared.engine.token_chunks import split_token_ids
+from finback.shared.errors import Cancelled, Overloaded, ServingError, Unavailable
+from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
+from finback.shared.wire.messages.decode import (
+    EndAck,
+    HandoffReply,
+    HandoffRequest,
+    ReserveReply,
+    ReserveRequest,
+    ResumeReply,
+    ResumeRequest,
+)
+from finback.shared.wire.messages.generate import SamplingSpec
+from finback.shared.wire.messages.prefill import PrefillAccepted, PrefillRequest, TokenChunk
+from support.fake_engine import BLOCK_SIZE, expected, kv_of
+from support.nats_server import NatsServer
+from support.worker_nest import Nest, nest
+from support.worker_stack import Generation, MiniGateway
+
+pytestmark = pytest.mark.nats
+
+PROMPT = list(range(1, 40))
+
+
+@asynccontextmanager
+async def stack(
+    server: NatsServer, prefix: str, folder: Path, **overrides: object
+) -> AsyncIterator[tuple[Nest, MiniGateway]]:
+    async with nest(server.url, prefix, folder, **overrides) as made:
+        gateway = await MiniGateway.connect(server.url, prefix)
+        try:
+            yield made, gateway
+        finally:
+            await gateway.close()
+
+
+def sampling(max_tokens: int = 20) -> SamplingSpec:
+    return SamplingSpec(temperature=0.0, max_tokens=max_tokens)
+
+
+async def until(is_true: Callable[[], bool], timeout_s: float = 2.0) -> None:
+    """Wait for something that nobody tells."""
+    async with asyncio.timeout(timeout_s):
+        while not is_true():  # noqa: ASYNC110  # a test looks from outside
+            await asyncio.sleep(0.01)
+
+
+async def pair(gateway: MiniGateway) -> tuple[InstanceRecord, InstanceRecord]:
+    return await gateway.instance_of("prefill"), await gateway.instance_of("decode")
+
+
+@pytest.mark.parametrize("num_prompt", [1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 39])
+@pytest.mark.parametrize("layout", ["arena", "no-cache", "co-hosted"])
+async def test_every_way_gives_the_same_tokens(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, layout: str, num_prompt: int
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        if layout == "co-hosted":
+            await made.worker("prefill", "decode")
+        else:
+            if layout == "arena":
+                await made.start(CacheService)
+            prefill, decode = await made.worker("prefill"), await made.worker("decode")
+        prompt = PROMPT[:num_prompt]
+        generation = await gateway.generate(prompt, sampling())
+        assert generation.tokens == expected(prompt, 1, 20)
+        assert generation.end.finish_reason == "length"
+        assert generation.answers[0].num_ends == 1
+        if layout != "co-hosted":
+            lane = "shm" if layout == "arena" else "nats"
+            taken = decode.metrics.value("finback.decode.blocks_taken", lane=lane)
+            assert taken == -(-(num_prompt - 1) // BLOCK_SIZE)
+            assert made.engines[decode.instance].num_recomputed == 0
+            await asyncio.sleep(0.05)
+            assert made.engines[prefill.instance].sequences == {}
+
+
+async def test_choices_get_their_own_seeds(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode")
+        generation = await gateway.generate(PROMPT, sampling(), seeds=(5, 6, 7))
+        for index, seed in enumerate((5, 6, 7)):
+            assert generation.answers[index].tokens == expected(PROMPT, seed, 20)
+            assert generation.answers[index].num_ends == 1
+
+
+async def test_logprobs_travel_with_their_tokens(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill", "decode")
+        spec = dataclasses.replace(sampling(), num_logprobs=0)
+        generation = await gateway.generate(PROMPT, spec)
+        assert generation.answers[0].logprobs == [-0.5] * 20
+
+
+async def test_long_prompts_come_in_pieces(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    prompt = [1 + i % 60 for i in range(150_000)]
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill", chunk=100_000)
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        spec = gateway.spec(prompt, sampling(3))
+        first, *rest = split_token_ids(spec.token_ids)
+        assert len(rest) == 2
+        generation = gateway.open[spec.request_id] = Generation(spec)
+        subject = gateway.subjects.instance("prefill", prefill.instance, "chunk")
+        await gateway.client.call(
+            gateway.subjects.instance("prefill", prefill.instance, "generate"),
+            PrefillRequest(
+                spec=dataclasses.replace(spec, token_ids=first),
+                decode_instance=decode.instance,
+                decode_epoch=decode.epoch,
+                num_chunks=3,
+            ),
+            PrefillAccepted,
+            timeout_s=5,
+        )
+        for index, piece in enumerate(rest, start=1):
+            chunk = TokenChunk(request_id=spec.request_id, attempt=1, index=index, token_ids=piece)
+            await gateway.client.publish(subject, chunk)
+        # The fake engine's KV check is quadratic, so only reservation and pieces are looked at.
+        await until(lambda: bool(made.engines[decode.instance].sequences))
+        (sequence,) = made.engines[decode.instance].sequences.values()
+        assert sequence.tokens == prompt
+        assert await gateway.cancel("prefill", prefill.instance, spec)
+        assert await gateway.cancel("decode", decode.instance, spec)
+        assert made.engines[decode.instance].sequences == {}
+        assert made.engines[prefill.instance].sequences == {}
+        assert not generation.is_over
+
+
+async def test_cancel_frees_both_sides_and_fences(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.start(CacheService)
+        await made.worker("prefill")
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        spec = gateway.spec(PROMPT, sampling(900))
+        generation = await gateway.place(spec, prefill, decode)
+        await generation.wait_tokens(5)
+        await gateway.cancel("prefill", prefill.instance, spec)
+        assert await gateway.cancel("decode", decode.instance, spec)
+        assert made.engines[decode.instance].sequences == {}
+        assert not await gateway.cancel("decode", decode.instance, spec)
+        with pytest.raises(Cancelled):
+            await gateway.place(spec, prefill, decode)
+        again = dataclasses.replace(spec, attempt=2, sampling=sampling(5))
+        assert len((await (await gateway.place(again, prefill, decode)).wait()).tokens) == 5
+
+
+async def test_a_newer_attempt_replaces_the_older(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        spec = gateway.spec(PROMPT, sampling(900))
+        first = await gateway.place(spec, prefill, decode)
+        await first.wait_tokens(3)
+        newer = dataclasses.replace(spec, attempt=2, sampling=sampling(10))
+        second = await (await gateway.place(newer, prefill, decode)).wait()
+        assert second.tokens == expected(PROMPT, 1, 10)
+        with pytest.raises(ServingError):
+            await gateway.place(spec, prefill, decode)
+
+
+async def test_bad_tickets_are_recomputed(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    """A hand-over whose second message has a wrong checksum, played by hand."""
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        worker = await made.worker("decode")
+        other = await made.worker("prefill")
+        decode = await gateway.instance_of("decode")
+        spec = gateway.spec(PROMPT, sampling(10))
+        generation = gateway.open[spec.request_id] = Generation(spec)
+        reserve = ReserveRequest(spec=spec, prefill_instance="prefill-x", prefill_epoch=1)
+        await gateway.client.call(
+            gateway.subjects.instance("decode", decode.instance, "reserve"),
+            reserve,
+            ReserveReply,
+            timeout_s=5,
+        )
+        tickets = []
+        for block in range(9):
+            data = b"".join(
+                kv_of(PROMPT, p) for p in range(block * BLOCK_SIZE, (block + 1) * BLOCK_SIZE)
+            )
+            ticket = await other.nats_lane.put(data)
+            if block == 5:
+                ticket = dataclasses.replace(ticket, checksum=bytes(16))
+            tickets.append(ticket)
+        replies = [
+            await gateway.client.call(
+                gateway.subjects.instance("decode", decode.instance, "handoff"),
+                HandoffRequest(
+                    request_id=spec.request_id,
+                    attempt=1,
+                    first_block=at,
+                    tickets=tuple(tickets[at : at + 3]),
+                    num_tokens=(at + 3) * BLOCK_SIZE,
+                    is_last=at == 6,
+                ),
+                HandoffReply,
+                timeout_s=5,
+            )
+            for at in (0, 3, 6)
+        ]
+        assert [reply.missing for reply in replies] == [(), (5,), ()]
+        await generation.wait()
+        assert generation.tokens == expected(PROMPT, 1, 10)
+        engine = made.engines[worker.instance]
+        assert engine.num_recomputed == len(PROMPT) - 1 - 5 * BLOCK_SIZE
+
+
+async def test_overload_is_told(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode", max_sequences=1)
+        prefill, decode = await pair(gateway)
+        first = await gateway.place(gateway.spec(PROMPT, sampling(900)), prefill, decode)
+        await first.wait_tokens(1)
+        second = await gateway.place(gateway.spec(PROMPT, sampling(5)), prefill, decode)
+        await second.wait()
+        assert second.failed is not None and second.failed.code == Overloaded.code
+        assert not first.is_over
+
+
+async def test_a_lost_prefill_frees_its_reservations(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        worker = await made.worker("prefill", chunk=1, step_s=0.2)
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        generation = await gateway.place(gateway.spec(PROMPT, sampling()), prefill, decode)
+        await asyncio.sleep(0.1)
+        assert made.engines[decode.instance].sequences
+        await made.crash(worker)
+        lost = InstanceLost(
+            service="prefill", instance=prefill.instance, epoch=prefill.epoch, reason="killed"
+        )
+        event = gateway.subjects.event("supervisor", "instance-lost")
+        await gateway.client.publish(event, lost)
+        await generation.wait(2)
+        assert generation.end.error_code == Unavailable.code
+        assert made.engines[decode.instance].sequences == {}
+
+
+async def test_a_silent_prefill_is_pinged_and_given_up(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("finback.services.decode.watch._SILENCE_S", 0.3)
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        worker = await made.worker("prefill", chunk=1, step_s=0.5)
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        generation = await gateway.place(gateway.spec(PROMPT, sampling()), prefill, decode)
+        await asyncio.sleep(1.0)
+        assert not generation.is_over  # it answers pings: only slow
+        await made.crash(worker)
+        await generation.wait(2)
+        assert generation.end.error_code == Unavailable.code
+
+
+async def test_a_lost_gateway_is_cancelled(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        generation = await gateway.place(gateway.spec(PROMPT, sampling(900)), prefill, decode)
+        await generation.wait_tokens(2)
+        lost = InstanceLost(service="gateway", instance=gateway.instance, epoch=1, reason="killed")
+        event = gateway.subjects.event("supervisor", "instance-lost")
+        await gateway.client.publish(event, lost)
+        await until(lambda: not made.engines[decode.instance].sequences)
+
+
+async def test_finish_resume_credit_and_heartbeats(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        spec = gateway.spec(PROMPT, sampling(900), credit_tokens=10)
+        generation = await gateway.place(spec, prefill, decode)
+        await generation.wait_tokens(10)
+        before = gateway.num_heartbeats
+        await asyncio.sleep(0.6)
+        assert len(generation.tokens) == 10 and gateway.num_heartbeats - before >= 2
+
+        async def resume(offset: int) -> ResumeReply:
+            return await gateway.client.call(
+                gateway.subjects.instance("decode", decode.instance, "resume"),
+                ResumeRequest(request_id=spec.request_id, choice=0, attempt=1, offset=offset),
+                ResumeReply,
+                timeout_s=5,
+            )
+
+        row = (await resume(4)).row
+        assert row is not None and row.offset == 4
+        assert np.frombuffer(row.token_ids, "<i4").tolist() == expected(PROMPT, 1, 10)[4:]
+        reply = await gateway.finish(decode.instance, spec, 7)
+        assert reply.found and reply.num_steps == 10
+        assert made.engines[decode.instance].sequences == {}
+        assert (await resume(0)).row is not None
+        ended = EndAck(ended=((spec.request_id, 0, 1),))
+        subject = gateway.subjects.instance("decode", decode.instance, "ended")
+        await gateway.client.publish(subject, ended)
+        await asyncio.sleep(0.05)
+        assert (await resume(0)).row is None
+        assert made.engines[decode.instance].ended == {}
+
+
+async def test_a_drained_worker_finishes_then_stops(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        worker = await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        generation = await gateway.place(gateway.spec(PROMPT, sampling(100)), prefill, decode)
+        await generation.wait_tokens(2)
+        worker.request_drain()
+        await asyncio.sleep(0.05)
+        refused = await gateway.place(gateway.spec(PROMPT, sampling(5)), prefill, decode)
+        await refused.wait()
+        assert refused.failed is not None and refused.failed.code == Unavailable.code
+        assert refused.failed.instance == decode.instance
+        await generation.wait()
+        assert generation.tokens == expected(PROMPT, 1, 100)
+        await asyncio.wait_for(made.task_of(worker), 5)
+
+
+async def test_a_failing_engine_takes_the_service_down(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, _):
+        worker = await made.worker("decode")
+        made.engines[worker.instance].fail(RuntimeError("device lost"))
+        with pytest.raises(BaseExceptionGroup):
+            await asyncio.wait_for(made.task_of(worker), 5)
+
+
+async def test_a_deadline_ends_the_request(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode")
+        prefill, decode = await pair(gateway)
+        spec = dataclasses.replace(gateway.spec(PROMPT, sampling(900)), timeout_ms=500)
+        begun = time.monotonic()
+        generation = await (await gateway.place(spec, prefill, decode)).wait()
+        assert generation.end.error_code == "deadline_exceeded"
+        assert 0.3 < time.monotonic() - begun < 2
