@@ -1,0 +1,48 @@
+"""One gateway with the real router and the echo engine, for all API tests."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from support.gateway_stack import GatewayStack
+from support.nats_server import NatsServer
+
+MODEL = "SmolLM2-135M-Instruct"
+
+
+@pytest.fixture(scope="session")
+def stack(
+    nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayStack]:
+    folder = tmp_path_factory.mktemp("gateway")
+    made = GatewayStack(nats_server.url, "api", folder, {"ECHO_STEP_MS": "1"})
+    try:
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def client(stack: GatewayStack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def slow_stack(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> Iterator[GatewayStack]:
+    """One of a test's own, with a slow engine, that may be broken."""
+    env = {
+        "ECHO_STEP_MS": "20",
+        "ECHO_PREFILL_MS": "700",
+        "FINBACK_KEEP_ALIVE_S": "0.2",
+        "FINBACK_MAX_OPEN_REQUESTS": "4",
+    }
+    made = GatewayStack(nats_server.url, f"s{subject_prefix}", tmp_path, env)
+    try:
+        yield made.start()
+    finally:
+        made.stop()
