@@ -11,6 +11,8 @@ import uvloop
 
 from support.nats_server import NatsServer
 
+_TIMEOUT_S = 100.0
+_LEFTOVER_S = 5.0
 _counter = itertools.count(1)
 
 
@@ -45,6 +47,22 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
         return None
     wanted = pyfuncitem._fixtureinfo.argnames
     arguments = {name: pyfuncitem.funcargs[name] for name in wanted}
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(pyfuncitem.obj(**arguments))
+    loop = uvloop.new_event_loop()
+    try:
+        # Signals do not interrupt uvloop, so that pytest's own timeout could not end such a test.
+        test = asyncio.wait_for(pyfuncitem.obj(**arguments), _TIMEOUT_S)
+        loop.run_until_complete(test)
+    finally:
+        _finish(loop)
     return True
+
+
+def _finish(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel what a test has left behind, without waiting for those that do not listen."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left, timeout=_LEFTOVER_S))
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    loop.close()

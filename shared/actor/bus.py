@@ -4,7 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from finback.shared.errors import PayloadTooLarge
+from finback.shared.errors import PayloadTooLarge, WireError
 
 # The server counts headers and protocol overhead as well; nats-py looks at the body only, and a
 # server that sees too much closes the connection for good.
@@ -95,10 +95,12 @@ class Bus(Protocol):
         """A subject that only this connection listens to."""
 
 
-def check_size(
+def check_message(
     subject: str, body: bytes, headers: Mapping[str, str] | None, max_payload: int
 ) -> None:
-    """Refuse what the server would answer by closing the connection."""
+    """Refuse what the server would answer by closing the connection, or misunderstand."""
+    if not subject or " " in subject or ".." in subject:
+        raise WireError(f"cannot publish on {subject!r}")
     size = len(body) + sum(len(k) + len(v) + 4 for k, v in (headers or {}).items())
     limit = max_payload - FRAME_RESERVE_BYTES
     if size > limit:

@@ -21,7 +21,12 @@ _MARKER: Final = "Nats-Marker-Reason"
 _EXPECTED: Final = "Nats-Expected-Last-Subject-Sequence"
 _WRONG_SEQUENCE: Final = frozenset({10071, 10164})
 _NAME_TAKEN: Final = 10058
-_HEARTBEAT_S: Final = 2.0
+_HEARTBEAT_MIN_S: Final = 0.1  # the server allows no less
+
+
+def heartbeat_s(ttl_s: float) -> float:
+    """How often a watch without news shows that it is alive."""
+    return max(_HEARTBEAT_MIN_S, ttl_s / 3)
 
 
 class WrongRevision(Exception):
@@ -57,7 +62,7 @@ class KeyValue(Protocol):
     async def watch(self, changed: Callable[[Entry], None], beat: Callable[[], None]) -> "Watch":
         """Call `changed` for every key now there, then for every change.
 
-        `beat` is called whenever the store shows that the watch is alive.
+        `beat` is called at least every `heartbeat_s` while the watch is alive.
         """
 
 
@@ -138,7 +143,7 @@ class JetStreamKV:
             "deliver_policy": "last_per_subject",
             "ack_policy": "none",
             "filter_subject": f"{prefix}>",
-            "idle_heartbeat": round(_HEARTBEAT_S * _NS),
+            "idle_heartbeat": round(heartbeat_s(self._ttl_s) * _NS),
             "inactive_threshold": round(10 * _NS),
             "mem_storage": True,
             "num_replicas": 1,

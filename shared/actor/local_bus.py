@@ -7,9 +7,9 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from finback.shared.actor.bus import Message, MessageCallback, check_size
+from finback.shared.actor.bus import Message, MessageCallback, check_message
 from finback.shared.actor.envelope import error_of
-from finback.shared.errors import DeadlineExceeded, Unavailable, WireError
+from finback.shared.errors import DeadlineExceeded, Unavailable
 
 _NO_HEADERS: Final[Mapping[str, str]] = {}
 
@@ -187,6 +187,4 @@ class LocalBus:
     def _check(self, subject: str, body: bytes, headers: Mapping[str, str] | None) -> None:
         if self._is_closed:
             raise Unavailable(f"bus cannot send to {subject}: closed", reason="bus")
-        if not subject or " " in subject or ".." in subject:
-            raise WireError(f"cannot publish on {subject!r}")
-        check_size(subject, body, headers, self.max_payload)
+        check_message(subject, body, headers, self.max_payload)

@@ -1,9 +1,12 @@
 """A `KeyValue` inside one process, for unit tests: same contract as the JetStream one."""
 
+import asyncio
 from collections.abc import Callable
 
 from finback.shared.actor.kv import Entry, WrongRevision
 from finback.shared.clock import monotonic_s
+
+_BEAT_S = 0.05
 
 
 class MemoryKV:
@@ -40,10 +43,9 @@ class MemoryKV:
         self, changed: Callable[[Entry], None], beat: Callable[[], None]
     ) -> "MemoryWatch":
         live = [entry for key in tuple(self._entries) if (entry := await self.get(key))]
-        watch = MemoryWatch(self._watches, changed)
+        watch = MemoryWatch(self._watches, changed, beat, _BEAT_S)
         for entry in live:
             changed(entry)
-        beat()
         return watch
 
     def _set(self, key: str, value: bytes | None) -> int:
@@ -58,12 +60,25 @@ class MemoryKV:
 class MemoryWatch:
     """See `Watch`."""
 
-    def __init__(self, among: "list[MemoryWatch]", changed: Callable[[Entry], None]) -> None:
+    def __init__(
+        self,
+        among: "list[MemoryWatch]",
+        changed: Callable[[Entry], None],
+        beat: Callable[[], None],
+        every_s: float,
+    ) -> None:
         self.num_pending = 0
         self.changed = changed
         self._among = among
         among.append(self)
+        self._beats = asyncio.ensure_future(self._beat(beat, every_s))
+
+    async def _beat(self, beat: Callable[[], None], every_s: float) -> None:
+        while True:
+            beat()
+            await asyncio.sleep(every_s)
 
     async def stop(self) -> None:
+        self._beats.cancel()
         if self in self._among:
             self._among.remove(self)

@@ -21,7 +21,7 @@ from nats.aio.client import Client as NatsClient
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 
-from finback.shared.actor.bus import Message, MessageCallback, check_size
+from finback.shared.actor.bus import Message, MessageCallback, check_message
 from finback.shared.actor.envelope import error_of
 from finback.shared.errors import ConfigError, DeadlineExceeded, Unavailable, WireError
 from finback.shared.telemetry.logging import get_logger
@@ -112,7 +112,7 @@ class NatsBus:
         *,
         reply: str | None = None,
     ) -> None:
-        check_size(subject, body, headers, self.max_payload)
+        check_message(subject, body, headers, self.max_payload)
         await self._send(subject, body, headers, reply or "")
 
     async def request(
@@ -123,7 +123,7 @@ class NatsBus:
         *,
         timeout_s: float,
     ) -> Message:
-        check_size(subject, body, headers, self.max_payload)
+        check_message(subject, body, headers, self.max_payload)
         token = f"r{next(self._tokens)}"
         future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         try:

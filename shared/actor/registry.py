@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import anyio
 
-from finback.shared.actor.kv import Entry, KeyValue, Watch, WrongRevision
+from finback.shared.actor.kv import Entry, KeyValue, Watch, WrongRevision, heartbeat_s
 from finback.shared.clock import monotonic_s
 from finback.shared.errors import DeadlineExceeded, ServingError, WireError
 from finback.shared.telemetry.logging import get_logger
@@ -19,7 +19,8 @@ from finback.shared.wire.messages.control import InstanceRecord
 
 _log = get_logger(__name__)
 _RETRY_MIN_S, _RETRY_MAX_S = 0.5, 10.0
-_WATCH_SILENCE_S = 6.0  # three of the watch's heartbeats
+_BEATS_MISSED = 2.5  # then the watch is no witness of anybody's death
+_BEATS_BROKEN = 6.0  # then it is made anew
 
 
 def bucket_name(stack_id: str) -> str:
@@ -215,9 +216,11 @@ class Directory:
             while not self._restart.is_set():
                 with anyio.move_on_after(self._ttl_s / 3):
                     await self._restart.wait()
-                if monotonic_s() - self._alive_s > _WATCH_SILENCE_S:
-                    self._metrics.count("finback.directory.silences")
+                beats = (monotonic_s() - self._alive_s) / heartbeat_s(self._ttl_s)
+                if beats > _BEATS_MISSED:
                     self._no_deaths_before_s = monotonic_s() + self._ttl_s
+                if beats > _BEATS_BROKEN:
+                    self._metrics.count("finback.directory.silences")
                     return
                 self._sweep()
         finally:

@@ -18,9 +18,7 @@ TTL_S = 0.3
 
 
 def _record(instance: str, service: str = "decode", state: str = "serving") -> InstanceRecord:
-    return InstanceRecord(
-        service=service, instance=instance, epoch=1, pid=1, host="h", state=state
-    )
+    return InstanceRecord(service=service, instance=instance, epoch=1, pid=1, host="h", state=state)
 
 
 class FlakyKV(MemoryKV):

@@ -5,7 +5,6 @@ import time
 from typing import Any
 
 import pytest
-from support.local_service import serving
 
 from finback.shared.actor.client import Client
 from finback.shared.actor.endpoint import Call
@@ -34,6 +33,7 @@ from finback.shared.wire.messages.control import (
 from finback.shared.wire.messages.decode import EndAck
 from finback.shared.wire.messages.prefill import Ack, CancelReply, CancelRequest
 from finback.shared.wire.subjects import Subjects
+from support.local_service import serving
 
 SUBJECTS = Subjects()
 

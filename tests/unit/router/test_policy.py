@@ -66,9 +66,7 @@ def test_no_pair_is_cheaper(
     workers: list[Worker], num_prompt_tokens: int, hits: Mapping[str, int], exclude: set[str]
 ) -> None:
     pairs = every_pair(workers, exclude)
-    chosen = choose(
-        workers, num_prompt_tokens=num_prompt_tokens, hit_blocks=hits, exclude=exclude
-    )
+    chosen = choose(workers, num_prompt_tokens=num_prompt_tokens, hit_blocks=hits, exclude=exclude)
     if not pairs:
         assert chosen is None
         return
@@ -99,8 +97,7 @@ def test_the_reason_says_what_counted() -> None:
     found = choose([worker("a")], num_prompt_tokens=300, hit_blocks={"a": 2})
     assert found is not None
     assert found.reason == (
-        "cost 172 tokens, best of 1: hit 128 tokens, "
-        "decode 0 running 0 waiting 100 blocks free"
+        "cost 172 tokens, best of 1: hit 128 tokens, decode 0 running 0 waiting 100 blocks free"
     )
 
 

@@ -5,7 +5,6 @@ import contextlib
 from collections.abc import AsyncIterator
 
 import pytest
-from support.local_service import serving
 
 from finback.services.router.service import Router
 from finback.shared.actor.client import Client
@@ -19,6 +18,7 @@ from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
 from finback.shared.wire.messages.route import RequestEnded, RouteReply, RouteRequest
 from finback.shared.wire.subjects import Subjects
+from support.local_service import serving
 
 MODEL = "tiny"
 SUBJECTS = Subjects()
