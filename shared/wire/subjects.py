@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 RESERVED: Final = frozenset({"stream", "event", "api"})
-_TOKEN: Final = re.compile(r"^[a-z0-9][a-z0-9_-]*$")
+_TOKEN: Final = re.compile(r"^[a-z0-9][a-z0-9_-]*\Z")
 
 
 def _token(value: str) -> str:
