@@ -96,13 +96,8 @@ class BlockPool:
         """Make blocks unfindable (their content is not to be trusted)."""
         for block_id in block_ids:
             self._drop_content(block_id)
-
-    def clear_cache(self) -> int:
-        """Forget every prefix; returns how many blocks were registered."""
-        count = len(self._content)
-        self._by_hash.clear()
-        self._content.clear()
-        return count
+            if block_id in self._free:
+                self._free.move_to_end(block_id, last=False)
 
     def ref_count(self, block_id: int) -> int:
         """References to a block."""

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.block_port import BlockPort
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device, choose_device
 from finback.shared.engine.device_thread import DeviceThread
+from finback.shared.engine.outcome import step_output
 from finback.shared.engine.output import Admission, EngineLoad, StepOutput
 from finback.shared.engine.plan import StepPlan, StepResult
 from finback.shared.engine.runner import Runner
-from finback.shared.engine.scheduler import Committed, Scheduler
+from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import (
-    Sequence,
     SequenceCounts,
     SequenceKey,
     SequenceSpec,
@@ -34,7 +35,7 @@ from finback.shared.engine.sequence import (
 )
 from finback.shared.engine.sizing import EngineSizes, choose_sizes
 from finback.shared.engine.step_times import StepTime, StepTimes
-from finback.shared.errors import InvalidRequest, InvariantViolated, NotFound, Unavailable
+from finback.shared.errors import InvalidRequest, InvariantViolated, Unavailable
 from finback.shared.wire.messages.control import CacheSpec
 
 if TYPE_CHECKING:
@@ -58,9 +59,9 @@ class Engine:
         self.config = config
         self.sizes: EngineSizes = choose_sizes(model, config, device)
         self._device = device
-        self._geometry = self.sizes.geometry
         self._runner = Runner(model, self.sizes, config, device)
         self._scheduler = Scheduler(self.sizes.scheduler_config(config))
+        self._blocks = BlockPort(self._scheduler.table, self._runner, self.sizes.geometry)
         self._on_step = on_step
         self._on_failure = on_failure
         self._owns_model = owns_model
@@ -237,16 +238,9 @@ class Engine:
         A partial last block is written as its computed tokens only. Raises `NotFound` when the
         sequence is gone or the block is not computed.
         """
-        sequence = self._sequence_with_block(key, block_index)
-        size = self.config.block_size
-        num_tokens = min(size, sequence.num_computed - block_index * size)
-        if num_tokens <= 0:
-            raise NotFound(f"block {block_index} of {key[0]} is not computed")
-        num_bytes = self._geometry.num_bytes(num_tokens)
-        if len(out) < num_bytes:
-            raise InvalidRequest(f"{num_bytes} bytes are needed for the block, not {len(out)}")
-        block_id = sequence.block_ids[block_index]
-        await self._call(lambda: self._runner.pack_block(block_id, num_tokens, out[:num_bytes]))
+        self._check_running()
+        num_tokens, work = self._blocks.exporting(key, block_index, out)
+        await self._call(work)
         return num_tokens
 
     async def import_block(self, key: SequenceKey, block_index: int, data: memoryview) -> None:
@@ -255,24 +249,14 @@ class Engine:
         `data` holds a whole number of tokens, at most a block. A block that is a prefix hit here is
         left as it is. Raises `NotFound` when the sequence is gone or active.
         """
-        sequence = self._sequence_with_block(key, block_index)
-        if sequence.state is not State.RESERVED:
-            raise NotFound(f"{key[0]} takes no blocks any more")
-        num_tokens, rest = divmod(len(data), self._geometry.token_bytes)
-        if rest or not 0 < num_tokens <= self.config.block_size:
-            raise InvalidRequest(f"{len(data)} bytes are not a block of this pool")
-        if block_index < sequence.num_registered:
-            return
-        block_id = sequence.block_ids[block_index]
-        await self._call(lambda: self._runner.unpack_block(block_id, num_tokens, data))
+        self._check_running()
+        work = self._blocks.importing(key, block_index, data)
+        if work is not None:
+            await self._call(work)
 
-    def _sequence_with_block(self, key: SequenceKey, block_index: int) -> Sequence:
+    def _check_running(self) -> None:
         if not self._is_running:
             raise Unavailable("the engine has stopped")
-        sequence = self._scheduler.table.by_key.get(key)
-        if sequence is None or not 0 <= block_index < len(sequence.block_ids):
-            raise NotFound(f"block {block_index} of {key[0]} is not here")
-        return sequence
 
     async def _call(self, work: Callable[[], None]) -> None:
         """Do `work` on the device thread, behind what is queued there."""
@@ -305,7 +289,7 @@ class Engine:
             plan = self._scheduler.plan()
             news = self._scheduler.take_news()
             if news:
-                self._outbox.append(_output(news, self._progress))
+                self._outbox.append(step_output(news, self._progress))
             if plan is None:
                 return
             self._plans.append(plan)
@@ -340,7 +324,7 @@ class Engine:
         num_tokens = sum(row.token_ids.size for row in committed.rows)
         if num_tokens:
             self._times.record_tokens(result.started_s + result.duration_ms / 1e3, num_tokens)
-        self._outbox.append(_output(committed, result.step, result))
+        self._outbox.append(step_output(committed, result.step, result))
 
     def _tell(self) -> None:
         while self._outbox:
@@ -356,16 +340,3 @@ class Engine:
         self._failure.exception()  # retrieved here: nobody has to await `failed`
         if self._on_failure is not None:
             self._on_failure(error)
-
-
-def _output(committed: Committed, step: int, result: StepResult | None = None) -> StepOutput:
-    return StepOutput(
-        step=step,
-        rows=tuple(committed.rows),
-        prefilled=tuple(committed.prefilled),
-        want_masks=tuple(committed.want_masks),
-        want_drafts=tuple(committed.want_drafts),
-        num_rows=result.num_rows if result else 0,
-        started_s=result.started_s if result else 0.0,
-        duration_ms=result.duration_ms if result else 0.0,
-    )

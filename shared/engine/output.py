@@ -54,9 +54,20 @@ class PrefillProgress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PromptChunk:
+    """A step computed these tokens of a prompt (or of what a preempted sequence had), any mode."""
+
+    key: SequenceKey
+    attempt: int
+    start: int
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutput:
     """What one step brought, in the order of the steps.
 
+    `prefilled` speaks of mode prefill, for the hand-over; `chunks` of all prompts, for traces.
     `want_masks`: (key, completion index) that sampling waits for. `want_drafts`: (key, absolute
     position) from which a guess would help. `rows` of the step is `num_rows`. A call without a step
     (a mask wanted for a new sequence, a prompt that needed no work) repeats the last number with
@@ -66,6 +77,7 @@ class StepOutput:
     step: int
     rows: tuple[SequenceOutput, ...] = ()
     prefilled: tuple[PrefillProgress, ...] = ()
+    chunks: tuple[PromptChunk, ...] = ()
     want_masks: tuple[tuple[SequenceKey, int], ...] = ()
     want_drafts: tuple[tuple[SequenceKey, int], ...] = ()
     num_rows: int = 0

@@ -32,7 +32,7 @@ class PlanItem:
     """One sequence of a step.
 
     `num_rows` tokens from the slot's `num_computed` on are fed. `is_sampled`: they reach the last
-    known token, so the next one is sampled; `max_drafts` more rows may be added for drafts that are
+    known token, so the next one is sampled (`is_chunk`: it did not decode before); `max_drafts` more rows may be added for drafts that are
     at hand at launch. `new_block_ids` are appended to the slot's block table. `bitmask` allows the
     tokens of a grammar (int32 LE [ceil(vocab / 32)]).
     """
@@ -42,6 +42,7 @@ class PlanItem:
     incarnation: int
     num_rows: int
     is_sampled: bool
+    is_chunk: bool = False
     max_drafts: int = 0
     init: SlotInit | None = None
     new_block_ids: tuple[int, ...] = ()

@@ -240,6 +240,7 @@ class StepPlanner:
     ) -> PlanItem:
         new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
         sequence.num_sent_blocks = len(sequence.block_ids)
+        is_chunk = not sequence.is_decoding
         sequence.is_decoding = sequence.is_decoding or is_sampled
         mask = sequence.mask if is_sampled and sequence.spec.has_grammar else None
         return PlanItem(
@@ -248,6 +249,7 @@ class StepPlanner:
             incarnation=sequence.incarnation,
             num_rows=num_rows,
             is_sampled=is_sampled,
+            is_chunk=is_chunk,
             max_drafts=max_drafts,
             init=init,
             new_block_ids=new_block_ids,

@@ -6,10 +6,11 @@ past it is dropped.
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass, field
 
 import numpy as np
 
+from finback.shared.engine import admission
+from finback.shared.engine.outcome import Committed, chunk_of, end_info
 from finback.shared.engine.output import Admission, PrefillProgress, SequenceOutput
 from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan
 from finback.shared.engine.planner import StepPlanner
@@ -21,24 +22,10 @@ from finback.shared.engine.sequence import (
     State,
     TokenIds,
 )
-from finback.shared.engine.stopping import find_stop, stop_ids
+from finback.shared.engine.stopping import find_stop
 from finback.shared.engine.table import SchedulerConfig, SequenceTable
 from finback.shared.errors import InvariantViolated
-from finback.shared.kv import block_hash
 from finback.shared.wire.messages.generate import EndInfo
-
-
-@dataclass(slots=True)
-class Committed:
-    """What a retired step brought (the scheduler's part of a `StepOutput`)."""
-
-    rows: list[SequenceOutput] = field(default_factory=list)
-    prefilled: list[PrefillProgress] = field(default_factory=list)
-    want_masks: list[tuple[SequenceKey, int]] = field(default_factory=list)
-    want_drafts: list[tuple[SequenceKey, int]] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.rows or self.prefilled or self.want_masks or self.want_drafts)
 
 
 class Scheduler:
@@ -55,13 +42,14 @@ class Scheduler:
 
     def add(self, spec: SequenceSpec) -> Admission:
         """Queue a sequence (mode decode: reserve its blocks), or refuse it with a reason."""
-        refusal = self._refusal(spec)
-        if refusal is not None:
-            return refusal
-        sequence = self._make(spec)
+        refused = admission.refusal(self.table, spec)
+        if refused is not None:
+            return refused
+        self._num_arrived += 1
+        sequence = admission.make_sequence(self.config, spec, self._num_arrived)
         if spec.mode == "decode":
             if not self.table.take_blocks(sequence, sequence.num_tokens):
-                return _refuse("no_blocks", "no KV blocks are free for this prompt now")
+                return admission.refuse("no_blocks", "no KV blocks are free for this prompt now")
             sequence.state = State.RESERVED
             num_cached = sequence.num_computed
         else:
@@ -176,7 +164,7 @@ class Scheduler:
                 self.table.retire(sequence)
             elif result.error:
                 self.table.pool.unregister(sequence.block_ids)
-                self._end(out, sequence, _error_end(result.error))
+                self._end(out, sequence, end_info(sequence, "error", error=result.error))
             else:
                 self._commit_item(out, item, result)
         return out
@@ -185,6 +173,8 @@ class Scheduler:
         sequence = item.sequence
         is_current = sequence.incarnation == item.incarnation and sequence.state is State.RUNNING
         if is_current:
+            if item.is_chunk:
+                out.chunks.append(chunk_of(sequence, item.num_rows))
             sequence.num_computed += result.num_computed
         if sequence.spec.mode == "prefill":
             self.table.register_blocks(sequence)
@@ -227,7 +217,7 @@ class Scheduler:
             logprobs=None if result.logprobs is None else result.logprobs[: stop.num_kept],
             end=None
             if stop.reason is None
-            else _end_info(sequence, stop.reason, stop.stop_token_id),
+            else end_info(sequence, stop.reason, stop.stop_token_id),
             num_drafted=result.num_drafted,
             num_accepted=stop.num_kept - 1,
         )
@@ -265,67 +255,3 @@ class Scheduler:
                     is_last=is_last,
                 )
             )
-
-    # -- admission
-
-    def _refusal(self, spec: SequenceSpec) -> Admission | None:
-        config = self.config
-        if spec.token_ids.size == 0:
-            return _refuse("empty", "the prompt has no tokens")
-        if spec.token_ids.size >= config.max_model_len:
-            return _refuse(
-                "too_long",
-                f"the prompt has {spec.token_ids.size} tokens, which leaves no room for an answer "
-                f"in a context of {config.max_model_len}",
-            )
-        if int(spec.token_ids.min()) < 0 or int(spec.token_ids.max()) >= config.vocab_size:
-            return _refuse("bad_token", f"a token id is outside of [0, {config.vocab_size})")
-        known = self.table.by_key.get(spec.key)
-        record = self.table.ended.get(spec.key)
-        attempt = known.spec.attempt if known else record.attempt if record else 0
-        if attempt >= spec.attempt:
-            return _refuse("duplicate", f"attempt {attempt} of this choice is known here")
-        if spec.mode != "decode" and len(self.table.waiting) >= config.max_queue:
-            return _refuse("queue_full", f"{config.max_queue} sequences are waiting")
-        return None
-
-    def _make(self, spec: SequenceSpec) -> Sequence:
-        num_prompt = int(spec.token_ids.size)
-        max_total = num_prompt
-        if spec.mode != "prefill":
-            max_total = min(num_prompt + spec.sampling.max_tokens, self.config.max_model_len)
-        tokens = np.empty(max_total, dtype=np.int32)
-        tokens[:num_prompt] = spec.token_ids
-        self._num_arrived += 1
-        return Sequence(
-            spec=spec,
-            order=(spec.priority, self._num_arrived),
-            tokens=tokens,
-            num_prompt=num_prompt,
-            num_tokens=num_prompt,
-            max_total=max_total,
-            root_hash=block_hash.root(self.config.cache_key, self.config.salt + spec.cache_salt),
-            credit=spec.credit_tokens,
-            stops=stop_ids(spec.sampling, self.config.eos_token_ids),
-        )
-
-
-def _refuse(reason: str, message: str) -> Admission:
-    return Admission(accepted=False, reason=reason, message=message)
-
-
-def _end_info(sequence: Sequence, reason: str, stop_token_id: int | None) -> EndInfo:
-    return EndInfo(
-        finish_reason=reason,
-        stop_token_id=stop_token_id,
-        num_prompt_tokens=sequence.num_prompt,
-        num_cached_tokens=max(0, sequence.num_cached),
-        num_completion_tokens=sequence.num_completion,
-        num_draft_tokens=sequence.num_drafted,
-        num_accepted_tokens=sequence.num_accepted,
-        num_steps=sequence.num_steps,
-    )
-
-
-def _error_end(message: str) -> EndInfo:
-    return EndInfo(finish_reason="error", error_code=InvariantViolated.code, error_message=message)

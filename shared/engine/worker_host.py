@@ -83,20 +83,21 @@ class WorkerHost(Service):
         """KV bytes get a connection of their own, so that they never stand in front of tokens."""
         settings = process.bus_settings(self.config, self.name)
         data_bus = await connect(settings, self.metrics)
-        self.spawn(self._keep_open, data_bus)
         role = self._role_names[0]
         subject = self.subjects.instance(role, self.instance, "lane")
         self.nats_lane = NatsLane(data_bus, subject)
+        self.spawn(self._keep_open, data_bus)
         await self.nats_lane.start()
         self.lanes = LaneSet([InlineLane(), ShmLane(self.arena), self.nats_lane])
         self.spawn(self.arena.run)
 
     async def _keep_open(self, bus: Bus) -> None:
-        """Close the connection however the process ends."""
+        """Close lane and connection however the process ends."""
         try:
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
+                await self.nats_lane.close()
                 await bus.close()
 
     async def drain(self) -> None:
@@ -110,7 +111,6 @@ class WorkerHost(Service):
             await role.stop()
         if self._roles:
             await self.engine.stop()
-            await self.nats_lane.close()
         self.arena.close()
 
     def record(self) -> InstanceRecord:

@@ -111,7 +111,7 @@ class PoolMachine(RuleBasedStateMachine):
 
 
 TestPool = PoolMachine.TestCase
-TestPool.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestPool.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
 
 
 def test_a_colliding_hash_is_no_hit() -> None:
