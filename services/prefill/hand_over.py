@@ -1,8 +1,11 @@
 """The way of one prompt: reserve at decode, compute, hand finished blocks over while computing."""
 
 import dataclasses
+from collections import defaultdict
 from collections.abc import Awaitable
 from typing import Final, TypeVar
+
+import anyio
 
 from finback.services.prefill.giving import BlockGiver, Given
 from finback.services.prefill.job import Job
@@ -10,7 +13,7 @@ from finback.services.prefill.split import Split, ready_blocks, split_prompt
 from finback.shared.engine.from_wire import refusal, sequence_spec
 from finback.shared.engine.token_chunks import split_token_ids
 from finback.shared.engine.worker_host import WorkerHost
-from finback.shared.errors import DeadlineExceeded, Unavailable
+from finback.shared.errors import DeadlineExceeded, Overloaded, Unavailable
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.decode import (
     HandoffReply,
@@ -24,6 +27,9 @@ T = TypeVar("T")
 
 _RESERVE_TIMEOUT_S: Final = 10.0
 _HANDOFF_TIMEOUT_S: Final = 30.0
+# The reason of a refusal that passes as soon as another sequence ends.
+_FULL: Final = "no_blocks"
+_FULL_RETRY_S: Final = 0.05
 
 
 class HandOver:
@@ -33,10 +39,11 @@ class HandOver:
         self._host = host
         self._giver = BlockGiver(host)
         self._block_size = host.engine.cache_spec.block_size
+        self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
     async def run(self, job: Job) -> None:
         """Return once decode has all of the prompt; raises `ServingError` when that cannot be."""
-        reserved = await self._of_decode(job, self._reserve(job))
+        reserved = await self._reserve_in_turn(job)
         num_prompt = len(job.prompt) // 4
         sequence = sequence_spec(
             job.spec, job.spec.choices[0], job.prompt, "prefill", drafting=False
@@ -66,6 +73,27 @@ class HandOver:
         except (Unavailable, DeadlineExceeded) as error:
             job.blamed = job.request.decode_instance
             raise Unavailable(error.public_message, reason=error.reason) from error
+
+    async def _reserve_in_turn(self, job: Job) -> ReserveReply:
+        """Reserve; while decode's pool is full, prompts wait here, first come first served.
+
+        Their number is bounded by the role's queue, their time by the request's deadline.
+        """
+        turn = self._turns[job.request.decode_instance]
+        if not turn.locked():
+            try:
+                return await self._of_decode(job, self._reserve(job))
+            except Overloaded as error:
+                if error.reason != _FULL:
+                    raise
+        async with turn:
+            while True:
+                try:
+                    return await self._of_decode(job, self._reserve(job))
+                except Overloaded as error:
+                    if error.reason != _FULL:
+                        raise
+                await anyio.sleep(_FULL_RETRY_S)
 
     async def _reserve(self, job: Job) -> ReserveReply:
         request, subjects = job.request, self._host.subjects

@@ -194,7 +194,8 @@ class PrefillRole:
             start_ns = int((output.started_s + self._wall_offset_s) * 1e9)
             attributes = {
                 tracing.REQUEST_ID: job.spec.request_id,
-                "finback.num_tokens": progress.num_computed_tokens - job.num_computed,
+                "finback.num_tokens": progress.num_computed_tokens
+                - max(job.num_computed, job.num_cached),
                 "finback.num_computed_tokens": progress.num_computed_tokens,
                 "finback.num_rows": output.num_rows,
             }

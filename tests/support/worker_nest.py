@@ -14,7 +14,7 @@ from finback.shared.actor import process
 from finback.shared.actor.nats_bus import BusSettings, connect
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.config import StackConfig
-from finback.shared.engine.worker_host import WorkerHost, host_class
+from finback.shared.engine.worker_host import LoadEngine, WorkerHost, host_class
 from finback.shared.telemetry.metrics import Metrics
 from support.fake_engine import FakeEngine
 
@@ -37,15 +37,20 @@ class Nest:
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
     async def worker(self, *roles: str, **engine: Any) -> WorkerHost:
-        """Start a worker with these roles."""
+        """Start a worker with these roles, over a `FakeEngine`."""
         made: list[FakeEngine] = []
 
         def load(config: StackConfig, on_step: Callable[[Any], None]) -> Any:
             made.append(FakeEngine(on_step, **engine))
             return made[0]
 
-        service = await self.start(host_class(roles[-1], roles, load))
+        service = await self.worker_with(load, *roles)
         self.engines[service.instance] = made[0]
+        return service
+
+    async def worker_with(self, load: LoadEngine, *roles: str) -> WorkerHost:
+        """Start a worker with these roles, over whatever engine `load` makes."""
+        service = await self.start(host_class(roles[-1], roles, load))
         if not isinstance(service, WorkerHost):
             raise TypeError("not a worker")
         return service
