@@ -31,6 +31,7 @@ def main() -> int:
     say(f"models: {', '.join(models(args.url))}")
     say(f"chat: {chat(args.url)}")
     say(f"constrained: {constrained(args.url)}")
+    say(f"KV was handed over by: {', '.join(lanes())}")
     for service in filter(None, args.crash.split(",")):
         crash(service)
         say(f"{service} was killed; chat again: {retry_chat(args.url)}")
@@ -92,6 +93,29 @@ def constrained(url: str) -> str:
     if not {first, second} <= {"red", "green", "blue"}:
         raise ValueError(f"does not match: {text!r}")
     return text
+
+
+def lanes() -> list[str]:
+    """How decode got its blocks, as its span file tells; shared memory is what there should be."""
+    read = [
+        "docker",
+        "compose",
+        "exec",
+        "-T",
+        "decode",
+        "sh",
+        "-c",
+        "cat /run/finback/traces/*.jsonl",
+    ]
+    deadline = time.monotonic() + 10
+    found: set[str] = set()
+    while not found and time.monotonic() < deadline:
+        spans = subprocess.run(read, check=True, capture_output=True, text=True).stdout
+        attributes = [json.loads(line)["attributes"] for line in spans.splitlines()]
+        found = {each["finback.lane"] for each in attributes if "finback.lane" in each}
+    if "shm" not in found:
+        raise SystemExit(f"KV did not go through shared memory: {sorted(found)}")
+    return sorted(found)
 
 
 def retry_chat(url: str) -> str:
