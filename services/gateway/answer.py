@@ -4,6 +4,7 @@ Protocol-neutral: a protocol turns `ChoiceEvent`s into its own documents.
 """
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 
@@ -65,6 +66,9 @@ class Answer:
         self._on_restart = on_restart
         self._attempts = [0] * len(generations)
         self._texts: list[list[_ChoiceText]] = [[] for _ in generations]
+        # What turning ids into text took, and how many events it made.
+        self.busy_ns = 0
+        self.num_events = 0
         self._num_untold = 0
         self._took: list[tuple[Generation, Choice]] = []
 
@@ -85,7 +89,10 @@ class Answer:
         try:
             while True:
                 self._notify.clear()
+                begun_ns = time.perf_counter_ns()
                 events = self._collect()
+                self.busy_ns += time.perf_counter_ns() - begun_ns
+                self.num_events += len(events)
                 if events:
                     ticker.reset()
                     yield events

@@ -13,7 +13,7 @@ from finback.services.gateway.body import parse_object
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.error_envelope import error_document
 from finback.services.gateway.generation import Generation
-from finback.services.gateway.grammar import grammar_of
+from finback.services.gateway.grammar import grammar_of, grammar_param
 from finback.services.gateway.lifecycle import Lifecycle
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
@@ -24,13 +24,15 @@ from finback.services.gateway.work import Work, chat_work, completion_work
 from finback.shared.actor.deadline import Deadline
 from finback.shared.clock import monotonic_s
 from finback.shared.config import StackConfig
-from finback.shared.errors import Overloaded, ServingError, Unavailable
+from finback.shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
 from finback.shared.telemetry import metrics as metric_names
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.generate import GenerationSpec, GrammarSpec
 from finback.shared.wire.messages.sampler import CompileReply, CompileRequest
 
 COMPILE_TIMEOUT_S: Final = 15.0
+COMPILE_WAIT_S: Final = 10.0
+RETRY_PAUSE_S: Final = 0.1
 CREDIT_TOKENS: Final = 1024
 PACE_PER_STREAM_S: Final = 0.0005
 MAX_PACE_S: Final = 0.02
@@ -93,12 +95,13 @@ class Exchange:
         self._idle.clear()
         self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
         run = _Run(self, endpoint, caller, sink)
+        trace.get_current_span().set_attribute("gen_ai.request.model", request.model)
         try:
             with tracing.span("gateway encode"):
                 work = await make_work(
                     request, self.model, request_id=caller.request_id, tenant=caller.tenant
                 )
-            grammar = await self._compile(grammar_of(request), caller)
+            grammar = await self._compile(request, grammar_of(request), caller)
             await run.answer(work, self._generations(work, grammar, caller, run.notify))
         finally:
             self.num_open -= 1
@@ -120,17 +123,35 @@ class Exchange:
                 retry_after_s=1.0,
             )
 
-    async def _compile(self, grammar: GrammarSpec | None, caller: Caller) -> GrammarSpec | None:
+    async def _compile(
+        self, request: GenerationRequest, grammar: GrammarSpec | None, caller: Caller
+    ) -> GrammarSpec | None:
+        """Have the sampler check and keep a grammar; a sampler that restarts is waited for."""
         if grammar is None:
             return None
-        reply = await self._desk.client.call(
-            self._desk.subjects.service("sampler", "compile"),
-            CompileRequest(model=self.model.name, grammar=grammar),
-            CompileReply,
-            timeout_s=COMPILE_TIMEOUT_S,
-            request_id=caller.request_id,
-        )
-        return replace(grammar, grammar_id=reply.grammar_id)
+        waiting = Deadline.after(COMPILE_WAIT_S)
+        while True:
+            try:
+                reply = await self._desk.client.call(
+                    self._desk.subjects.service("sampler", "compile"),
+                    CompileRequest(model=self.model.name, grammar=grammar),
+                    CompileReply,
+                    timeout_s=COMPILE_TIMEOUT_S,
+                    request_id=caller.request_id,
+                )
+            except InvalidRequest as error:
+                param = grammar_param(grammar, request)
+                raise InvalidRequest(
+                    error.public_message, param=param, reason="invalid_grammar"
+                ) from error
+            except Unavailable as error:
+                if waiting.is_expired:
+                    raise Unavailable(
+                        "no sampler can check the grammar", reason="no_sampler", retry_after_s=1.0
+                    ) from error
+                await asyncio.sleep(RETRY_PAUSE_S)
+            else:
+                return replace(grammar, grammar_id=reply.grammar_id)
 
     def _generations(
         self, work: Work, grammar: GrammarSpec | None, caller: Caller, notify: asyncio.Event
@@ -187,8 +208,6 @@ class _Run:
         self._sink = sink
         self._begun_s = monotonic_s()
         self._first_ns = 0
-        self._busy_ns = 0
-        self._num_events = 0
 
     async def answer(self, work: Work, generations: list[Generation]) -> None:
         """Run the generations and send what they say; leaving early cancels them."""
@@ -223,7 +242,7 @@ class _Run:
                 work.protocol.add(events)
         usage = await answer.usage()
         answer.commit()
-        self._report(usage)
+        self._report(answer, usage)
         await self._sink.reply(200, to_json(work.protocol.body(usage)))
 
     async def _stream(self, work: Work, answer: Answer) -> None:
@@ -237,10 +256,7 @@ class _Run:
                     await sink.keep_alive()
                     continue
                 self._note_first()
-                begun_ns = time.perf_counter_ns()
                 documents = work.protocol.chunks(events)
-                self._busy_ns += time.perf_counter_ns() - begun_ns
-                self._num_events += len(events)
                 answer.commit()
                 await sink.send(documents)
         except ServingError as error:
@@ -254,7 +270,7 @@ class _Run:
         last = work.protocol.last_chunks(usage)
         if last:
             await sink.send(last)
-        self._report(usage)
+        self._report(answer, usage)
         await sink.close_stream("end")
 
     def _note_first(self) -> None:
@@ -266,7 +282,7 @@ class _Run:
             span = trace.get_current_span()
             span.set_attribute("gen_ai.response.time_to_first_token", ttft_s)
 
-    def _report(self, usage: Usage) -> None:
+    def _report(self, answer: Answer, usage: Usage) -> None:
         """Metrics add up to the usage that clients are told."""
         metrics, total_s = self._exchange.desk.metrics, monotonic_s() - self._begun_s
         metrics.observe(metric_names.REQUEST_DURATION, total_s)
@@ -291,8 +307,8 @@ class _Run:
         if self._first_ns:
             attributes: dict[str, Any] = {
                 "finback.num_tokens": usage.num_completion_tokens,
-                "finback.num_events": self._num_events,
-                "finback.format_us": self._busy_ns // 1000,
+                "finback.num_events": answer.num_events,
+                "finback.busy_us": answer.busy_ns // 1000,
             }
             tracing.record_span(
                 "gateway detokenise", self._first_ns, time.time_ns(), tracing.current(), attributes

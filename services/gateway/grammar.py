@@ -29,6 +29,14 @@ def grammar_of(request: GenerationRequest) -> GrammarSpec | None:
     return found
 
 
+def grammar_param(grammar: GrammarSpec, request: GenerationRequest) -> str:
+    """The field that a grammar came from, for the sampler's verdict on it."""
+    if request.structured_outputs is None:
+        return "response_format.json_schema.schema"
+    names = {kind: name for name, kind in _KINDS.items()}
+    return f"structured_outputs.{names.get(grammar.kind, grammar.kind)}"
+
+
 def _from_response_format(value: dict[str, Any] | None) -> GrammarSpec | None:
     if value is None or value.get("type") == "text":
         return None

@@ -90,6 +90,14 @@ class GatewayStack:
         process.kill()
         process.wait()
 
+    def mend(self) -> None:
+        """Start what is missing, wake what is stopped, wait until it is ready."""
+        for name in ("router", "echo", "gateway"):
+            if name not in self.processes:
+                self.spawn(name)
+            self.processes[name].send_signal(signal.SIGCONT)
+        self.wait_ready()
+
     def stop(self) -> None:
         """End everything, gateway first."""
         for process in self.processes.values():

@@ -1,7 +1,6 @@
 """One gateway with the real router and the echo engine, for all API tests."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import openai
 import pytest
@@ -30,19 +29,26 @@ def client(stack: GatewayStack) -> Iterator[openai.OpenAI]:
         yield made
 
 
-@pytest.fixture
-def slow_stack(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+@pytest.fixture(scope="module")
+def breakable_stack(
+    nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[GatewayStack]:
-    """One of a test's own, with a slow engine, that may be broken."""
+    """With a slow engine; `slow_stack` mends it for each test."""
     env = {
         "ECHO_STEP_MS": "20",
         "ECHO_PREFILL_MS": "700",
         "FINBACK_KEEP_ALIVE_S": "0.2",
         "FINBACK_MAX_OPEN_REQUESTS": "4",
     }
-    made = GatewayStack(nats_server.url, f"s{subject_prefix}", tmp_path, env)
+    made = GatewayStack(nats_server.url, "slow", tmp_path_factory.mktemp("slow"), env)
     try:
         yield made.start()
     finally:
         made.stop()
+
+
+@pytest.fixture
+def slow_stack(breakable_stack: GatewayStack) -> GatewayStack:
+    """Whole and ready, whatever the test before did to it."""
+    breakable_stack.mend()
+    return breakable_stack

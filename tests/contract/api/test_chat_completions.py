@@ -9,12 +9,18 @@ MODEL = "SmolLM2-135M-Instruct"
 TEXT = "Grüße 👍🏽 an alle: one two three"
 
 
+def chat(client: openai.OpenAI, **fields: Any) -> Any:
+    """Untyped on purpose: requests here are not only those that the client's types know."""
+    create: Any = client.chat.completions.create
+    return create(**fields)
+
+
 def user(text: str) -> Any:
     return [{"role": "user", "content": text}]
 
 
 def test_whole(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=user(TEXT))
+    answer = chat(client, model=MODEL, messages=user(TEXT))
     choice = answer.choices[0]
     assert choice.message.content == TEXT
     assert choice.message.role == "assistant"
@@ -30,8 +36,12 @@ def test_whole(client: openai.OpenAI) -> None:
 
 
 def test_streamed_equals_whole(client: openai.OpenAI) -> None:
-    stream = client.chat.completions.create(
-        model=MODEL, messages=user(TEXT), stream=True, stream_options={"include_usage": True}
+    stream = chat(
+        client,
+        model=MODEL,
+        messages=user(TEXT),
+        stream=True,
+        stream_options={"include_usage": True},
     )
     chunks = list(stream)
     assert len({(c.id, c.created, c.model, c.object) for c in chunks}) == 1
@@ -49,22 +59,20 @@ def test_streamed_equals_whole(client: openai.OpenAI) -> None:
 
 
 def test_stream_without_usage(client: openai.OpenAI) -> None:
-    chunks = list(client.chat.completions.create(model="gpt-4o", messages=user("a b"), stream=True))
+    chunks = list(chat(client, model="gpt-4o", messages=user("a b"), stream=True))
     assert all(c.choices for c in chunks)
     assert all("usage" not in c.model_fields_set for c in chunks)
 
 
 def test_several_choices(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=user("x y"), n=3, seed=1)
+    answer = chat(client, model=MODEL, messages=user("x y"), n=3, seed=1)
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert answer.usage is not None
-    alone = client.chat.completions.create(model=MODEL, messages=user("x y"))
+    alone = chat(client, model=MODEL, messages=user("x y"))
     assert alone.usage is not None
     assert answer.usage.completion_tokens == 3 * alone.usage.completion_tokens
     assert answer.usage.prompt_tokens == alone.usage.prompt_tokens
-    chunks = list(
-        client.chat.completions.create(model=MODEL, messages=user("x y"), n=2, stream=True)
-    )
+    chunks = list(chat(client, model=MODEL, messages=user("x y"), n=2, stream=True))
     for index in range(2):
         own = [c.choices[0] for c in chunks if c.choices[0].index == index]
         assert "".join(choice.delta.content or "" for choice in own) == "x y"
@@ -74,8 +82,8 @@ def test_several_choices(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
-    got = client.chat.completions.create(
-        model=MODEL, messages=user("one two three four"), stop=["ee f", "zz"], stream=stream
+    got = chat(
+        client, model=MODEL, messages=user("one two three four"), stop=["ee f", "zz"], stream=stream
     )
     if stream:
         chunks = list(got)
@@ -89,16 +97,12 @@ def test_stop_strings(client: openai.OpenAI, stream: bool) -> None:
 
 
 def test_logprobs(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=user(TEXT), logprobs=True, top_logprobs=3
-    )
+    answer = chat(client, model=MODEL, messages=user(TEXT), logprobs=True, top_logprobs=3)
     content = answer.choices[0].logprobs.content
     assert b"".join(bytes(entry.bytes) for entry in content).decode() == TEXT
     assert all(len(entry.top_logprobs) == 3 and entry.logprob <= 0 for entry in content)
     assert any(entry.token.startswith("bytes:\\x") for entry in content)
-    chunks = client.chat.completions.create(
-        model=MODEL, messages=user(TEXT), logprobs=True, stream=True
-    )
+    chunks = chat(client, model=MODEL, messages=user(TEXT), logprobs=True, stream=True)
     streamed = [
         entry
         for c in chunks
@@ -111,17 +115,14 @@ def test_logprobs(client: openai.OpenAI) -> None:
 
 @pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens"])
 def test_length(client: openai.OpenAI, name: str) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=user("one two three"), **{name: 2}
-    )
+    answer = chat(client, model=MODEL, messages=user("one two three"), **{name: 2})
     assert answer.choices[0].message.content == "one two"
     assert answer.choices[0].finish_reason == "length"
     assert answer.usage.completion_tokens == 2
 
 
 def test_extensions(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL,
+    answer = chat(client, model=MODEL,
         messages=user("one two"),
         max_tokens=5,
         temperature=0,
@@ -133,8 +134,12 @@ def test_extensions(client: openai.OpenAI) -> None:
 
 
 def test_long_answers_need_credit(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(
-        model=MODEL, messages=user("one two"), max_tokens=3000, extra_body={"ignore_eos": True}
+    answer = chat(
+        client,
+        model=MODEL,
+        messages=user("one two"),
+        max_tokens=3000,
+        extra_body={"ignore_eos": True},
     )
     assert answer.usage.completion_tokens == 3000
     assert answer.choices[0].message.content == "one two" * 1500
@@ -142,14 +147,14 @@ def test_long_answers_need_credit(client: openai.OpenAI) -> None:
 
 def test_the_last_message_may_be_the_assistants(client: openai.OpenAI) -> None:
     messages = [*user("x"), {"role": "assistant", "content": "Hel"}]
-    answer = client.chat.completions.create(model=MODEL, messages=messages)
+    answer = chat(client, model=MODEL, messages=messages)
     assert answer.choices[0].finish_reason == "stop"
 
 
 def test_echoed_answer_is_accepted_back(client: openai.OpenAI) -> None:
-    first = client.chat.completions.create(model=MODEL, messages=user("x y"))
+    first = chat(client, model=MODEL, messages=user("x y"))
     messages = [*user("x y"), first.choices[0].message.model_dump(), *user("z")]
-    second = client.chat.completions.create(model=MODEL, messages=messages)
+    second = chat(client, model=MODEL, messages=messages)
     assert second.choices[0].message.content == "z"
 
 

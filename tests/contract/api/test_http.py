@@ -193,3 +193,22 @@ def test_many_at_once(stack: GatewayStack) -> None:
             got += part
         connection.close()
         assert f"number {index} ends".encode() in got
+
+
+def test_grammars_are_checked_by_the_sampler(stack: GatewayStack) -> None:
+    if "sampler" not in stack.processes:
+        stack.spawn("sampler")
+    good = {**BODY, "structured_outputs": {"regex": "[a-z]+"}}
+    assert post(stack, good).status_code == 200  # waits until the sampler is there
+    for field, value, param in (
+        ("structured_outputs", {"regex": "[a-z"}, "structured_outputs.regex"),
+        (
+            "response_format",
+            {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "nonsense"}}},
+            "response_format.json_schema.schema",
+        ),
+    ):
+        reply = post(stack, {**BODY, field: value})
+        assert reply.status_code == 400
+        assert reply.json()["error"]["param"] == param
+        assert reply.json()["error"]["code"] == "invalid_grammar"

@@ -56,7 +56,8 @@ def test_rows_in_any_order(
 ) -> None:
     generation = make()
     choice = generation.choices[0]
-    taken, logprobs = b"", []
+    taken = b""
+    logprobs: list[TokenLogprob] = []
     num_known = 0
     for first, second in [*spans, (0, len(tokens))]:
         start, stop = sorted((min(first, len(tokens)), min(second, len(tokens))))

@@ -116,6 +116,18 @@ def test_the_file_is_rotated(tmp_path: Path) -> None:
     assert all(size <= 8192 for size in sizes.values())
 
 
+def test_files_of_earlier_starts_are_bounded(tmp_path: Path) -> None:
+    for i in range(20):
+        tracing.setup("a", f"a-{i:02}", trace_dir=str(tmp_path))
+        with tracing.span("x"):
+            pass
+    tracing.shutdown()
+    (tmp_path / "b-1.jsonl").touch()
+    names = sorted(path.name for path in tmp_path.glob("a-*"))
+    assert len(names) <= 9
+    assert names[-1] == "a-19.jsonl"
+
+
 def test_without_setup_nothing_is_recorded_and_nothing_fails() -> None:
     tracing.shutdown()
     headers: dict[str, str] = {}
