@@ -22,6 +22,7 @@ from finback.shared.actor.envelope import deadline_of, error_headers, int_header
 from finback.shared.actor.fence import Fence
 from finback.shared.errors import (
     DeadlineExceeded,
+    InvariantViolated,
     Overloaded,
     ServingError,
     Unavailable,
@@ -205,23 +206,29 @@ class Endpoint:
             await self._reply(message, result)
         except ServingError as raised:
             error = raised
+            if isinstance(raised, InvariantViolated):
+                self._log_bug(message, raised)
         except anyio.get_cancelled_exc_class():
             with anyio.CancelScope(shield=True), anyio.move_on_after(_LAST_WORDS_S):
                 gone = Unavailable(f"{self.spec.name} stops", reason="stopping")
                 await self._reply_error(message, gone)
             raise
         except Exception as raised:  # noqa: BLE001  # a handler's bug must not take others along
-            _log.exception(
-                "handler failed",
-                endpoint=self.spec.name,
-                request_id=message.headers.get(h.REQUEST_ID, ""),
-                error=type(raised).__name__,
-            )
-            self._metrics.count("finback.endpoint.bugs", endpoint=self.spec.name)
+            self._log_bug(message, raised)
             error = ServingError("internal error")
         if error is not None:
             await self._reply_error(message, error)
         self._account(time.perf_counter_ns() - started, error)
+
+    def _log_bug(self, message: Message, error: Exception) -> None:
+        _log.error(
+            "handler failed",
+            endpoint=self.spec.name,
+            request_id=message.headers.get(h.REQUEST_ID, ""),
+            error=type(error).__name__,
+            exc_info=error,
+        )
+        self._metrics.count("finback.endpoint.bugs", endpoint=self.spec.name)
 
     async def _handled(self, message: Message, deadline: Deadline) -> Any:
         spec, headers = self.spec, message.headers

@@ -141,6 +141,8 @@ async def _main(factory: ServiceFactory, config: StackConfig, instance: str) -> 
                     _log.info("signal", signal=signum.name)
                     if seen > 1 or service is None:
                         os._exit(128 + signum)
+                    if service.state == "starting":  # nothing is open yet
+                        service.context.task_group.cancel_scope.cancel()
                     service.request_drain()
 
         tasks.start_soon(on_signals)

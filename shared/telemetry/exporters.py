@@ -1,5 +1,6 @@
 """The OpenTelemetry SDK: provider, sampling, and where spans go. Imported by `tracing.setup` only."""
 
+import contextlib
 import importlib
 import json
 import os
@@ -15,6 +16,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 
 from finback.shared.errors import ConfigError
 
+_KEPT_FILES = 8  # of earlier starts of a service
 _BATCH_DELAY_MS = 200  # `finback trace last` is asked right after an answer
 
 
@@ -73,6 +75,7 @@ class FileSpanExporter(SpanExporter):
 
     def __init__(self, path: Path, service: str, instance: str, *, max_bytes: int) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _prune(path.parent, service)
         self._path = path
         self._who = {"service": service, "instance": instance}
         self._max_bytes = max_bytes
@@ -124,3 +127,13 @@ class FileSpanExporter(SpanExporter):
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:
         return True
+
+
+def _prune(folder: Path, service: str) -> None:
+    """Drop the oldest files of a service: each start writes under a name of its own."""
+    written: list[tuple[float, Path]] = []
+    for path in folder.glob(f"{service}-*.jsonl"):
+        with contextlib.suppress(OSError):  # another start prunes as well
+            written.append((path.stat().st_mtime, path))
+    for _, path in sorted(written)[:-_KEPT_FILES]:
+        path.unlink(missing_ok=True)
