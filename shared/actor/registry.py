@@ -200,7 +200,8 @@ class Directory:
                 watch = await self._kv.watch(self._apply, self._beat)
             except ServingError as error:
                 self._metrics.count("finback.directory.errors")
-                _log.warning("cannot watch the registry", error=error.public_message)
+                if retry_s == _RETRY_MIN_S:  # once an outage
+                    _log.warning("cannot watch the registry", error=error.public_message)
                 with anyio.move_on_after(retry_s):
                     await self._restart.wait()
                 retry_s = min(retry_s * 2, _RETRY_MAX_S)

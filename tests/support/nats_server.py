@@ -20,6 +20,7 @@ class NatsServer:
     max_payload: int = 8 * 2**20
     port: int = 0
     extra: str = ""
+    has_jetstream: bool = True
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
 
     @property
@@ -38,10 +39,12 @@ class NatsServer:
         log = self.folder / "nats.log"
         log.write_bytes(b"")
         config = self.folder / "nats.conf"
+        store = self.folder / "js"
+        jetstream = f'jetstream {{ store_dir: "{store}" }}' if self.has_jetstream else ""
         config.write_text(
             f'listen: "127.0.0.1:{self.port or -1}"\n'
             f'max_payload: {self.max_payload}\nlog_file: "{log}"\n'
-            f'jetstream {{ store_dir: "{self.folder / "js"}" }}\n{self.extra}\n'
+            f"{jetstream}\n{self.extra}\n"
         )
         self._process = subprocess.Popen([str(nats_server_path()), "-c", str(config)])
         end_s = time.monotonic() + _READY_S

@@ -17,6 +17,7 @@ from nats.micro.service import ServiceInfo, ServicePing, ServiceStats
 from finback.shared.actor.client import Client
 from finback.shared.actor.nats_bus import BusSettings, connect
 from finback.shared.errors import NotFound, ServingError
+from finback.shared.wire import codec
 from finback.shared.wire.messages.control import DrainCommand, PingReply, PingRequest
 from finback.shared.wire.messages.prefill import Ack
 from finback.shared.wire.messages.route import RouteReply, RouteRequest
@@ -119,6 +120,55 @@ async def test_service_protocol_as_standard_tools_read_it(
                 assert route.last_error is not None
                 assert route.last_error.startswith("404:")
             assert json.loads(raw.data)["endpoints"][0]["data"]["metrics"]
+
+
+async def test_a_caller_s_trace_goes_on_whatever_its_headers(
+    nats_server: NatsServer, tmp_path: Path, subject_prefix: str
+) -> None:
+    good, quiet = f"00-{'a' * 32}-{'b' * 16}-01", f"00-{'c' * 32}-{'d' * 16}-00"
+    sent = [
+        {"traceparent": good, "tracestate": f"v={'x' * 32_000}"},
+        {"traceparent": quiet},
+        {"traceparent": "garbage"},
+        {},
+    ]
+    request = RouteRequest(request_id="r", model="nothing", num_prompt_tokens=1, max_tokens=1)
+    async with client_of(nats_server.url, subject_prefix) as client:
+        with router(nats_server.url, tmp_path, subject_prefix) as process:
+            await _instance(client)
+            subject = client.subjects.service("router", "route")
+            for headers in sent:
+                headers["Finback-Request-Id"] = "r-1"
+                with pytest.raises(NotFound):
+                    await client.bus.request(subject, codec.encode(request), headers, timeout_s=2)
+            process.terminate()
+            await asyncio.to_thread(process.wait, 10)
+    (file,) = (tmp_path / "traces").glob("router-*.jsonl")
+    spans = [json.loads(line) for line in file.read_text().splitlines()]
+    ours = [s for s in spans if s["attributes"]["finback.request_id"] == "r-1"]
+    assert [s["name"] for s in ours] == ["router route"] * 2, "not the unsampled, nor the bare one"
+    assert (ours[0]["trace_id"], ours[0]["parent_id"]) == ("a" * 32, "b" * 16)
+    assert ours[1]["parent_id"] == ""
+    assert ours[0]["attributes"]["error.type"] == "not_found"
+
+
+async def test_without_jetstream_it_serves_and_says_so(tmp_path: Path, subject_prefix: str) -> None:
+    server = NatsServer(folder=tmp_path / "nats", has_jetstream=False)
+    server.start()
+    try:
+        async with client_of(server.url, subject_prefix) as client:
+            with router(server.url, tmp_path, subject_prefix) as process:
+                instance = await _instance(client)
+                metrics = client.subjects.instance("router", instance, "metrics")
+                text = (await client.bus.request(metrics, b"", timeout_s=2)).data
+                assert b"finback_registry_up 0.0" in text
+                process.terminate()
+                _, err = await asyncio.to_thread(process.communicate, None, 10)
+                assert err.count("registry unavailable") == 1
+                assert err.count("cannot watch") == 1
+                assert process.returncode == 0
+    finally:
+        server.stop()
 
 
 async def test_drain_can_be_asked_for(
