@@ -63,6 +63,11 @@ class GgufWeights:
             data=rows if order is None else rows[order],
         )
 
+    def stored(self, name: str) -> torch.Tensor:
+        """See `WeightReader`."""
+        type_name = self._header.tensors[gguf_name(name)].type_name
+        return self.tensor(name, _PLAIN.get(type_name, torch.float32))
+
     def optional(self, name: str, dtype: torch.dtype) -> torch.Tensor | None:
         """See `WeightReader`."""
         return self.tensor(name, dtype) if gguf_name(name) in self._header.tensors else None

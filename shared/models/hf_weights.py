@@ -43,6 +43,12 @@ class HfWeights:
         """Safetensors hold plain tensors here."""
         return None
 
+    def stored(self, name: str) -> torch.Tensor:
+        """See `WeightReader`."""
+        key = hf_name(name)
+        found: torch.Tensor = self._open(self._place[key]).get_tensor(key)
+        return found
+
     def optional(self, name: str, dtype: torch.dtype) -> torch.Tensor | None:
         """See `WeightReader`."""
         if name == ROPE_FACTORS or hf_name(name) not in self._place:

@@ -7,6 +7,7 @@ import torch
 from finback.kernels import dispatch
 from finback.kernels.unavailable import KernelUnavailable
 from finback.shared.errors import BackendUnavailable, ConfigError
+from finback.shared.models import cpu_stack
 from finback.shared.models.causal_lm import CausalLM
 from finback.shared.models.hf_weights import HfWeights
 from finback.shared.models.source import ModelSource
@@ -43,8 +44,12 @@ def load_model(
         raise ConfigError(
             f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}"
         )
-    kernels = _select(device, mode)
     reader = open_weights(source)
+    if device == "cpu" and mode != "reference" and cpu_stack.unsupported(source.config) is None:
+        return cpu_stack.CpuStack(
+            source.config, reader, mode=mode, num_threads=num_threads or torch.get_num_threads()
+        )
+    kernels = _select(device, mode)
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
     return Transformer(source.config, reader, kernels, device=device, mode=mode, dtype=dtype)
 

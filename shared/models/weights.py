@@ -31,6 +31,10 @@ class WeightReader(Protocol):
         """The tensor as GGUF blocks, or None if it is a plain one."""
         ...
 
+    def stored(self, name: str) -> torch.Tensor:
+        """A plain tensor in its own precision."""
+        ...
+
     def optional(self, name: str, dtype: torch.dtype) -> torch.Tensor | None:
         """Like `tensor`, None if the source has no such tensor."""
         ...

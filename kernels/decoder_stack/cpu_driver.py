@@ -1,0 +1,161 @@
+"""The whole step, as every thread runs it."""
+
+from finback.kernels.compiled import compiled, device_function
+from finback.kernels.decoder_stack.cpu_phases import (
+    BUFFER_AT,
+    PANEL_AT,
+    attend,
+    embed_rows,
+    gate_up,
+    multiply,
+    norm_out_rows,
+    norm_rows,
+    rotate_and_store,
+    rows_of_tile,
+)
+from finback.kernels.decoder_stack.layout import (
+    CLOSED,
+    EXTRA_PHASES,
+    PHASES_PER_LAYER,
+    SYNC_CLAIMS,
+    SYNC_GATE,
+    SYNC_LINE,
+    SYNC_SEMAPHORE,
+    SYNC_STOP,
+    TASK_HEAD,
+    Job,
+    Layer,
+)
+from finback.kernels.linear.cpu_tiles import TILE_COLUMNS
+from finback.kernels.native import (
+    atomic_add,
+    atomic_load,
+    peek_i32,
+    peek_i64,
+    poke_i64,
+    sem_post,
+    sem_trywait,
+    sem_wait,
+    wait_for_equal,
+)
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+@device_function
+def _reset(job):
+    """Zero the counters; the gate is closed, no other thread is inside."""
+    for phase in range(job[Job.NUM_LAYERS] * PHASES_PER_LAYER + EXTRA_PHASES):
+        counters = job[Job.SYNC] + SYNC_CLAIMS + phase * SYNC_LINE
+        poke_i64(counters, 0)
+        poke_i64(counters + 8, 0)
+
+
+@device_function
+def _write_units(job):
+    """Split every sequence's rows into tiles; returns how many. Each thread writes the same."""
+    num_units = 0
+    rows_a_tile = rows_of_tile(job)
+    for seq in range(job[Job.NUM_SEQS]):
+        first = peek_i32(job[Job.CU_SEQLENS] + seq * 4)
+        end = peek_i32(job[Job.CU_SEQLENS] + seq * 4 + 4)
+        for row in range(first, end, rows_a_tile):
+            unit = job[Job.UNITS] + num_units * 24
+            poke_i64(unit, seq)
+            poke_i64(unit + 8, row)
+            poke_i64(unit + 16, min(rows_a_tile, end - row))
+            num_units += 1
+    return num_units
+
+
+@device_function
+def _run_layers(thread, num_threads, job):
+    scratch = job[Job.SCRATCH] + thread * job[Job.SCRATCH_STEP]
+    panel, buffer = scratch + PANEL_AT, scratch + BUFFER_AT
+    rows, hidden, inner = job[Job.NUM_ROWS], job[Job.HIDDEN], job[Job.INNER]
+    q_size = job[Job.NUM_HEADS] * job[Job.HEAD_DIM]
+    qkv_size = q_size + 2 * job[Job.NUM_KV_HEADS] * job[Job.HEAD_DIM]
+    hidden_tiles, qkv_tiles = hidden // TILE_COLUMNS, qkv_size // TILE_COLUMNS
+    num_units = _write_units(job)
+    phase = 0
+    embed_rows(job, phase, num_threads)
+    phase += 1
+    for index in range(job[Job.NUM_LAYERS]):
+        layer = job[Job.LAYERS] + index * Layer.SIZE * 8
+        norm_rows(job, phase, num_threads, peek_i64(layer + Layer.ATTN_NORM * 8), index > 0)
+        phase += 1
+        multiply(job, phase, num_threads, peek_i64(layer + Layer.QKV * 8), qkv_tiles, rows,
+                 job[Job.NORMED], hidden, job[Job.QKV], qkv_size * 4, panel)  # fmt: skip
+        phase += 1
+        rotate_and_store(job, phase, num_threads, index, peek_i64(layer + Layer.Q_NORM * 8),
+                         peek_i64(layer + Layer.K_NORM * 8))  # fmt: skip
+        phase += 1
+        attend(job, phase, num_threads, index, num_units, scratch)
+        phase += 1
+        multiply(job, phase, num_threads, peek_i64(layer + Layer.O * 8), hidden_tiles, rows,
+                 job[Job.MIXED], q_size, job[Job.DELTA], hidden * 4, panel)  # fmt: skip
+        phase += 1
+        norm_rows(job, phase, num_threads, peek_i64(layer + Layer.MLP_NORM * 8), True)
+        phase += 1
+        gate_up(job, phase, num_threads, peek_i64(layer + Layer.GATE_UP * 8), rows, panel, buffer)
+        phase += 1
+        multiply(job, phase, num_threads, peek_i64(layer + Layer.DOWN * 8), hidden_tiles, rows,
+                 job[Job.ACTIVATED], inner, job[Job.DELTA], hidden * 4, panel)  # fmt: skip
+        phase += 1
+    norm_out_rows(job, phase, num_threads, job[Job.NUM_LAYERS] > 0)
+
+
+@device_function
+def _run_head(thread, num_threads, job):
+    panel = job[Job.SCRATCH] + thread * job[Job.SCRATCH_STEP] + PANEL_AT
+    multiply(job, 0, num_threads, job[Job.HEAD], job[Job.NUM_HEAD_TILES], job[Job.HEAD_ROWS],
+             job[Job.HEAD_IN], job[Job.HIDDEN], job[Job.LOGITS], job[Job.LOGITS_STEP], panel)  # fmt: skip
+
+
+@device_function
+def _run(thread, num_threads, job):
+    if job[Job.TASK] == TASK_HEAD:
+        _run_head(thread, num_threads, job)
+    else:
+        _run_layers(thread, num_threads, job)
+
+
+@compiled("void(int64, int64[::1])")
+def lead(num_threads, job):  # type: ignore[no-untyped-def]  # compiled by numba
+    """Run a job with the help of the followers that come; returns when all is written.
+
+    A follower that is not scheduled in time is not waited for: phases end when their units are done,
+    and the gate (a count of those inside, CLOSED added) keeps late ones out.
+    """
+    _reset(job)
+    sync = job[Job.SYNC]
+    while sem_trywait(sync + SYNC_SEMAPHORE) == 0:
+        pass  # wake-ups that nobody took last time
+    atomic_add(sync + SYNC_GATE, -CLOSED)
+    for _ in range(num_threads - 1):
+        sem_post(sync + SYNC_SEMAPHORE)
+    _run(0, num_threads, job)
+    atomic_add(sync + SYNC_GATE, CLOSED)
+    wait_for_equal(sync + SYNC_GATE, CLOSED)
+
+
+@compiled("void(int64, int64, int64[::1])")
+def follow(thread, num_threads, job):  # type: ignore[no-untyped-def]  # compiled by numba
+    """Help with every job until one says stop."""
+    sync = job[Job.SYNC]
+    while True:
+        sem_wait(sync + SYNC_SEMAPHORE)
+        inside = atomic_add(sync + SYNC_GATE, 1)
+        if inside < CLOSED:
+            _run(thread, num_threads, job)
+        # The last word on this job: the leader may change everything now.
+        atomic_add(sync + SYNC_GATE, -1)
+        if atomic_load(sync + SYNC_STOP) != 0:
+            return
+
+
+@compiled("void(int64, int64)")
+def wake(count, semaphore):  # type: ignore[no-untyped-def]  # compiled by numba
+    """Post a semaphore `count` times."""
+    for _ in range(count):
+        sem_post(semaphore)
