@@ -1,6 +1,5 @@
 """The generations in hand: into the engine, out of its steps to their gateways, to their one end."""
 
-import time
 from typing import Any
 
 from finback.services.decode.draft_policy import DraftPolicy
@@ -13,6 +12,7 @@ from finback.shared.clock import monotonic_s
 from finback.shared.engine.from_wire import refusal, sequence_spec
 from finback.shared.engine.output import SequenceOutput, StepOutput
 from finback.shared.engine.sequence import Mode, SequenceCounts
+from finback.shared.engine.step_clock import StepClock
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import Cancelled, ServingError
 from finback.shared.telemetry import tracing
@@ -36,7 +36,7 @@ class Generations:
         self.drafts = DraftPump(host, policy, self._tokens_from, self._parent_of)
         self.masks = MaskPump(host, self._completion_from, self._parent_of, self._break)
         self._spans = StepSpans(tracing.record_span)
-        self._wall_offset_s = time.time() - monotonic_s()
+        self._clock = StepClock()
 
     # -- in
 
@@ -97,6 +97,10 @@ class Generations:
 
     def on_step(self, output: StepOutput) -> None:
         """Send what a step brought, and ask ahead for what the next ones need."""
+        for chunk in output.chunks:
+            of_chunk = self.table.get(chunk.key[0], chunk.attempt)
+            if of_chunk is not None and chunk.num_tokens > 1:  # one token is a decode step
+                self._clock.record_chunk(output, chunk, of_chunk.parent)
         rows: dict[str, list[TokenRow]] = {}
         for row in output.rows:
             request = self.table.get(row.key[0], row.attempt)
@@ -113,7 +117,7 @@ class Generations:
         if choice is None or choice.state is ChoiceState.ENDED:
             return None
         if choice.state is ChoiceState.WAITING:
-            self._first_token(request, choice, output)
+            self._first_token(request, choice)
         token_ids = row.token_ids.astype("<i4").tobytes()
         choice.append(row.offset, token_ids, row.logprobs or ())
         self.drafts.step(row.key, row.num_drafted, row.num_accepted)
@@ -130,34 +134,21 @@ class Generations:
             end=choice.end,
         )
 
-    def _first_token(self, request: Request, choice: Choice, output: StepOutput) -> None:
+    def _first_token(self, request: Request, choice: Choice) -> None:
         choice.state = ChoiceState.RUNNING
         if choice.index == request.spec.choices[0].index:
             self._add_others(request)
-        if not request.prefill_instance and output.started_s:
-            end_ns = self._wall_ns(output.started_s)
-            start_ns = self._wall_ns(request.heard_s)
-            attributes = {
-                tracing.REQUEST_ID: request.request_id,
-                "finback.num_tokens": request.num_prompt_tokens,
-            }
-            tracing.record_span("prefill chunk", start_ns, end_ns, request.parent, attributes)
 
     def _trace(self, request: Request, row: SequenceOutput, output: StepOutput) -> None:
-        start_ns = self._wall_ns(output.started_s)
         self._spans.add(
             row.key,
             request.parent,
-            start_ns,
-            start_ns + int(output.duration_ms * 1e6),
+            *self._clock.times_ns(output),
             num_rows=output.num_rows,
             num_tokens=len(row.token_ids),
             num_drafted=row.num_drafted,
             num_accepted=row.num_accepted,
         )
-
-    def _wall_ns(self, at_s: float) -> int:
-        return int((at_s + self._wall_offset_s) * 1e9)
 
     # -- ends
 

@@ -1,6 +1,5 @@
 """The prefill role: takes prompts from gateways, computes them, hands them to decode."""
 
-import time
 from typing import ClassVar, Final
 
 import anyio
@@ -10,8 +9,9 @@ from finback.services.prefill.job import Job
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.fence import Fence
 from finback.shared.clock import monotonic_s
-from finback.shared.engine.output import PrefillProgress, StepOutput
+from finback.shared.engine.output import StepOutput
 from finback.shared.engine.role import FullSequences
+from finback.shared.engine.step_clock import StepClock
 from finback.shared.engine.token_chunks import ChunkAssembler
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import (
@@ -51,7 +51,7 @@ class PrefillRole:
         self._fence = Fence()
         self._hand_over = HandOver(host)
         self._is_draining = False
-        self._wall_offset_s = time.time() - monotonic_s()
+        self._clock = StepClock()
 
     # -- lifecycle
 
@@ -66,10 +66,18 @@ class PrefillRole:
 
     def on_step(self, output: StepOutput) -> None:
         """Note how far prompts have come."""
+        for chunk in output.chunks:
+            job = self._job(chunk.key[0], chunk.attempt)
+            if job is not None:
+                self._clock.record_chunk(output, chunk, job.parent)
         for progress in output.prefilled:
-            job = self._jobs.get(progress.key[0])
-            if job is not None and job.spec.attempt == progress.attempt:
-                self._advance(job, progress, output)
+            job = self._job(progress.key[0], progress.attempt)
+            if job is not None:
+                job.advance(progress.num_computed_tokens)
+
+    def _job(self, request_id: str, attempt: int) -> Job | None:
+        job = self._jobs.get(request_id)
+        return job if job is not None and job.spec.attempt == attempt else None
 
     async def drain(self) -> None:
         """Take nothing new; return when all prompts are handed over."""
@@ -188,20 +196,6 @@ class PrefillRole:
     async def _end(self, job: Job) -> None:
         job.scope.cancel()
         await job.done.wait()
-
-    def _advance(self, job: Job, progress: PrefillProgress, output: StepOutput) -> None:
-        if output.num_rows:
-            start_ns = int((output.started_s + self._wall_offset_s) * 1e9)
-            attributes = {
-                tracing.REQUEST_ID: job.spec.request_id,
-                "finback.num_tokens": progress.num_computed_tokens
-                - max(job.num_computed, job.num_cached),
-                "finback.num_computed_tokens": progress.num_computed_tokens,
-                "finback.num_rows": output.num_rows,
-            }
-            end_ns = start_ns + int(output.duration_ms * 1e6)
-            tracing.record_span("prefill chunk", start_ns, end_ns, job.parent, attributes)
-        job.advance(progress.num_computed_tokens)
 
     # -- failures
 
