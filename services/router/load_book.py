@@ -29,6 +29,7 @@ class Open:
     num_tokens: int
     num_choices: int
     placed_s: float
+    attempt: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +64,14 @@ class LoadBook:
         while len(self._open) > _MAX_OPEN:
             self.ended(next(iter(self._open)))
 
-    def ended(self, request_id: str) -> None:
-        """The request is over; unknown ones (of another router) are none of ours."""
+    def ended(self, request_id: str, attempt: int | None = None) -> None:
+        """The request is over; unknown ones (of another router) are none of ours.
+
+        The end of an earlier attempt says nothing about the one that runs.
+        """
+        running = self._open.get(request_id)
+        if running is not None and attempt is not None and attempt < running.attempt:
+            return
         self._unreported.pop(request_id, None)
         gone = self._open.pop(request_id, None)
         if gone is not None:

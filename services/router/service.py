@@ -95,6 +95,7 @@ class Router(Service):
                 num_tokens=request.num_prompt_tokens - placement.num_hit_tokens,
                 num_choices=request.num_choices,
                 placed_s=now_s,
+                attempt=request.attempt,
             ),
         )
         self.metrics.count("finback.router.placed", decode=decode.instance)
@@ -135,7 +136,7 @@ class Router(Service):
         self.loads.heard(report, monotonic_s())
 
     def _ended(self, ended: RequestEnded) -> None:
-        self.loads.ended(ended.request_id)
+        self.loads.ended(ended.request_id, ended.attempt)
 
     def _instance_lost(self, lost: InstanceLost) -> None:
         """Known dead before its lease runs out; the bucket may still list it for a while."""

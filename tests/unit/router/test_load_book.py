@@ -1,5 +1,7 @@
 """Loads, own placements until they are reported, and what a tenant has open."""
 
+import dataclasses
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -84,6 +86,15 @@ def test_reports_grow_stale_and_older_epochs_are_ignored() -> None:
     assert book.workers(PAIR, 13.0)[1].is_stale
     book.forget("d")
     assert book.workers(PAIR, 13.0)[1].num_running == 0
+
+
+def test_the_end_of_an_earlier_attempt_does_not_count() -> None:
+    book = LoadBook()
+    book.placed("r1", dataclasses.replace(placed(0.0), attempt=2))
+    book.ended("r1", 1)
+    assert book.num_open("t") == 1
+    book.ended("r1", 2)
+    assert book.num_open("t") == 0
 
 
 def test_what_never_ended_is_swept() -> None:
