@@ -9,7 +9,6 @@ import difflib
 import hashlib
 import os
 import tomllib
-import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finback.shared.errors import ConfigError
+from finback.shared.setting import Setting, parse, setting
 
 ENV_PREFIX: Final = "FINBACK_"
 # Variables that share the prefix and are no settings: where the settings are, what a supervisor
@@ -31,40 +31,6 @@ NOT_SETTINGS: Final = frozenset(
     }
 )
 EMBEDDED_NAME: Final = "SmolLM2-135M-Instruct"
-
-_TRUE: Final = frozenset({"1", "true", "yes", "on"})
-_FALSE: Final = frozenset({"0", "false", "no", "off"})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """What is known about a field beside its type; kept in the field's metadata."""
-
-    help: str
-    unit: str = ""
-    low: float | None = None
-    high: float | None = None
-    choices: tuple[str, ...] = ()
-    env: tuple[str, ...] = ()
-    is_secret: bool = False
-
-
-def setting(
-    default: Any,
-    help: str,
-    *,
-    unit: str = "",
-    low: float | None = None,
-    high: float | None = None,
-    choices: tuple[str, ...] = (),
-    env: tuple[str, ...] = (),
-    is_secret: bool = False,
-) -> Any:
-    """Declare one setting. `env` names further variables, read when `FINBACK_<NAME>` is not set."""
-    told = Setting(
-        help=help, unit=unit, low=low, high=high, choices=choices, env=env, is_secret=is_secret
-    )
-    return dataclasses.field(default=default, metadata={"setting": told})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,13 +149,15 @@ def load(
     env = os.environ if env is None else env
     file = file or env.get("FINBACK_CONFIG") or None
     values: dict[str, Any] = {}
-    sources = dict.fromkeys(settings(), "default")
+    known, kinds = settings(), typing.get_type_hints(StackConfig)
+    sources = dict.fromkeys(known, "default")
     layers = [_from_env(env), _from_overrides(overrides or {})]
     if file is not None:
         layers.insert(0, _from_file(Path(file)))
     for layer in layers:
         for name, (value, source) in layer.items():
-            values[name] = _parse(name, value, source)
+            told = known[name][1]
+            values[name] = parse(name, value, kinds[name], told, source)
             sources[name] = source
     return _derive(StackConfig(**values), env, sources), sources
 
@@ -237,60 +205,6 @@ def _check_known(name: str, shown: str, source: str) -> None:
     as_env = shown.startswith(ENV_PREFIX)
     hint = ENV_PREFIX + near[0].upper() if as_env else near[0]
     raise ConfigError(f"unknown setting {shown} in {source}; did you mean {hint}?")
-
-
-def _parse(name: str, value: Any, source: str) -> Any:
-    _, told = settings()[name]
-    kind = typing.get_type_hints(StackConfig)[name]
-    try:
-        parsed = _convert(value, kind)
-    except (TypeError, ValueError):
-        wanted = _kind_name(kind)
-        shown = "what was given" if told.is_secret else repr(value)
-        raise ConfigError(f"{name} must be {wanted}, not {shown} (from {source})") from None
-    if told.choices and parsed not in told.choices:
-        allowed = ", ".join(told.choices)
-        raise ConfigError(f"{name} must be one of {allowed}, not {parsed!r} (from {source})")
-    _check_range(name, parsed, told, source)
-    return parsed
-
-
-def _check_range(name: str, value: Any, told: Setting, source: str) -> None:
-    unit = f" {told.unit}" if told.unit else ""
-    if told.low is not None and not value >= told.low:
-        raise ConfigError(
-            f"{name} must be at least {told.low:g}{unit}, not {value:g} (from {source})"
-        )
-    if told.high is not None and not value <= told.high:
-        raise ConfigError(
-            f"{name} must be at most {told.high:g}{unit}, not {value:g} (from {source})"
-        )
-
-
-def _convert(value: Any, kind: Any) -> Any:
-    if isinstance(kind, types.GenericAlias):  # tuple[str, ...]
-        items = value.split(",") if isinstance(value, str) else value
-        if not isinstance(items, list | tuple):
-            raise TypeError
-        return tuple(text for item in items if (text := _convert(item, str).strip()))
-    if kind is bool and isinstance(value, str):
-        if value.lower() in _TRUE | _FALSE:
-            return value.lower() in _TRUE
-        raise ValueError
-    if kind is str and isinstance(value, Path):
-        return str(value)
-    if kind in (int, float) and isinstance(value, str):
-        return kind(value.replace("_", ""))
-    if kind is float and type(value) is int:
-        return float(value)
-    if type(value) is not kind:
-        raise TypeError
-    return value
-
-
-def _kind_name(kind: Any) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return names.get(kind, "a list of texts")
 
 
 def _derive(config: StackConfig, env: Mapping[str, str], sources: dict[str, str]) -> StackConfig:

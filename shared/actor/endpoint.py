@@ -7,9 +7,8 @@ text, never as a repr.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Final, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Final
 
 import anyio
 from anyio.abc import TaskGroup
@@ -17,9 +16,9 @@ from opentelemetry.context import Context
 from opentelemetry.trace import SpanKind
 
 from finback.shared.actor.bus import Bus, Message, Subscription
+from finback.shared.actor.call import Call, EndpointSpec, EndpointStats, Handler
 from finback.shared.actor.deadline import Deadline
 from finback.shared.actor.envelope import deadline_of, error_headers, int_header
-from finback.shared.actor.fence import Fence
 from finback.shared.errors import (
     DeadlineExceeded,
     InvariantViolated,
@@ -33,61 +32,11 @@ from finback.shared.telemetry.metrics import Metrics
 from finback.shared.wire import codec
 from finback.shared.wire import headers as h
 
-T = TypeVar("T")
+__all__ = ["Call", "Endpoint", "EndpointSpec", "EndpointStats", "Handler"]
 
 _LAST_WORDS_S: Final = 1.0  # for the reply of work that is cancelled
 _OVERLOAD_RETRY_S: Final = 1.0
 _log = get_logger(__name__)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Call(Generic[T]):
-    """One request as the handler sees it. For publishes `wants_reply` is False."""
-
-    message: T
-    request_id: str
-    attempt: int
-    headers: Mapping[str, str]
-    deadline: Deadline
-    wants_reply: bool = True
-
-    def remaining_s(self) -> float:
-        return self.deadline.remaining_s()
-
-    @property
-    def is_expired(self) -> bool:
-        return self.deadline.is_expired
-
-
-Handler = Callable[[Call[Any]], Awaitable[Any]]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EndpointSpec:
-    """`name` as in `<service> <verb>`; `request_type` bytes hands over the raw body.
-
-    `refuse_when_draining`: new work is answered `Unavailable` while the service drains.
-    """
-
-    name: str
-    request_type: type
-    handler: Handler
-    mailbox: int = 256
-    workers: int = 8
-    refuse_when_draining: bool = False
-    is_traced: bool = True
-    fence: Fence | None = None
-    epoch: int = 0
-
-
-@dataclass(slots=True)
-class EndpointStats:
-    """What `$SRV.STATS` tells."""
-
-    num_requests: int = 0
-    num_errors: int = 0
-    last_error: str = ""
-    processing_ns: int = 0
 
 
 class Endpoint:

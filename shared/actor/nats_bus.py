@@ -23,6 +23,7 @@ from nats.aio.subscription import Subscription as NatsSubscription
 
 from finback.shared.actor.bus import Message, MessageCallback, check_message
 from finback.shared.actor.envelope import error_of
+from finback.shared.actor.reply_inbox import ReplyInbox
 from finback.shared.errors import ConfigError, DeadlineExceeded, Unavailable, WireError
 from finback.shared.telemetry.logging import get_logger
 from finback.shared.telemetry.metrics import Metrics
@@ -65,7 +66,7 @@ class NatsBus:
         owner = re.sub(r"[^A-Za-z0-9_-]", "_", settings.user or settings.name)
         self._inbox = f"_INBOX.{owner}.{settings.name}.{secrets.token_hex(6)}"
         self._tokens = itertools.count(1)
-        self._waiting: dict[str, asyncio.Future[Message]] = {}
+        self._replies = ReplyInbox(f"{self._inbox}.r")
         self._connected = asyncio.Event()
         self._on_reconnect: list[Callable[[], Awaitable[None]]] = []
         self._on_closed: list[Callable[[str], None]] = []
@@ -124,26 +125,28 @@ class NatsBus:
         timeout_s: float,
     ) -> Message:
         check_message(subject, body, headers, self.max_payload)
-        token = f"r{next(self._tokens)}"
-        future: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         try:
             async with asyncio.timeout(timeout_s):
                 await self._wait_connected()
-                self._waiting[token] = future
-                await self._send(subject, body, headers, f"{self._inbox}.r.{token}")
-                reply = await future
+                reply = await self._asked(subject, body, headers)
         except TimeoutError:
             if not self.is_connected:
                 raise Unavailable(f"no bus for {subject} within {timeout_s:g} s") from None
             raise DeadlineExceeded(f"no answer from {subject} within {timeout_s:g} s") from None
-        finally:
-            self._waiting.pop(token, None)
         if reply.headers.get(_STATUS) == _NO_RESPONDERS:
             raise Unavailable(f"nobody answers on {subject}", reason="no_responders")
         error = error_of(reply.headers) if reply.headers else None
         if error is not None:
             raise error
         return reply
+
+    async def _asked(self, subject: str, body: bytes, headers: Mapping[str, str] | None) -> Message:
+        inbox, answer = self._replies.open()
+        try:
+            await self._send(subject, body, headers, inbox)
+            return await answer
+        finally:
+            self._replies.close(inbox)
 
     async def flush(self) -> None:
         try:
@@ -190,11 +193,6 @@ class NatsBus:
         await self.flush()
         return _Subscription(subscription)
 
-    def _answered(self, message: Message) -> None:
-        future = self._waiting.get(message.subject.rpartition(".")[2])
-        if future is not None and not future.done():
-            future.set_result(message)
-
     # -- life of the connection
 
     async def open(self) -> None:
@@ -230,7 +228,7 @@ class NatsBus:
         self._connecting = None
         self._connected.set()
         self._gauge(True)
-        await self.subscribe(f"{self._inbox}.r.*", self._answered)
+        await self.subscribe(self._replies.pattern, self._replies.answered)
 
     async def close(self) -> None:
         """Close; no callback is called."""
@@ -238,7 +236,7 @@ class NatsBus:
         for task in tuple(self._tasks):
             task.cancel()
         await self._client.close()
-        self._fail_waiting("the bus connection is closed")
+        self._replies.fail_all("the bus connection is closed")
 
     async def _errored(self, error: Exception) -> None:
         text = f"{type(error).__name__}: {error}"
@@ -260,8 +258,7 @@ class NatsBus:
         if not self._is_closing:
             self._count("finback.bus.disconnects")
             _log.warning("bus disconnected", url=self._settings.url)
-        # Answers to these are lost: core NATS delivers at most once.
-        self._fail_waiting("the bus connection was lost")
+        self._replies.fail_all("the bus connection was lost")
 
     async def _reconnected(self) -> None:
         self._last_error = ""
@@ -282,7 +279,7 @@ class NatsBus:
 
     async def _closed(self) -> None:
         self._connected.set()  # wakes waiters, which then see that it is closed
-        self._fail_waiting("the bus connection is closed")
+        self._replies.fail_all("the bus connection is closed")
         if self._is_closing:
             return
         reason = (
@@ -291,11 +288,6 @@ class NatsBus:
         _log.error("bus closed", reason=reason)
         for callback in self._on_closed:
             callback(reason)
-
-    def _fail_waiting(self, why: str) -> None:
-        for future in self._waiting.values():
-            if not future.done():
-                future.set_exception(Unavailable(why, reason="bus"))
 
     def _count(self, name: str, **labels: str) -> None:
         if self._metrics is not None:
