@@ -20,7 +20,8 @@ from finback.shared.setting import Setting, parse, setting
 
 ENV_PREFIX: Final = "FINBACK_"
 # Variables that share the prefix and are no settings: where the settings are, what a supervisor
-# tells its children, the key a client sends, and where `make setup` finds torch.
+# tells its children, the key a client sends, where `make setup` finds torch, and where compiled
+# kernels are kept.
 NOT_SETTINGS: Final = frozenset(
     {
         "FINBACK_CONFIG",
@@ -28,6 +29,7 @@ NOT_SETTINGS: Final = frozenset(
         "FINBACK_SUPERVISOR_PID",
         "FINBACK_API_KEY",
         "FINBACK_TORCH_INDEX",
+        "FINBACK_KERNEL_CACHE",
     }
 )
 EMBEDDED_NAME: Final = "SmolLM2-135M-Instruct"

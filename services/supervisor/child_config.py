@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from finback.services.supervisor.topology import ProcessSpec, thread_environment
-from finback.shared.config import ENV_PREFIX, StackConfig, settings
+from finback.shared.config import ENV_PREFIX, NOT_SETTINGS, StackConfig, settings
 
 
 def to_toml(config: StackConfig) -> str:
@@ -38,7 +38,8 @@ def environment(
 ) -> dict[str, str]:
     """The child's environment: ours without our settings, which the file now holds."""
     base = os.environ if base is None else base
-    env = {key: value for key, value in base.items() if not key.startswith(ENV_PREFIX)}
+    kept = NOT_SETTINGS - {f"{ENV_PREFIX}CONFIG", f"{ENV_PREFIX}API_KEY"}
+    env = {k: v for k, v in base.items() if k in kept or not k.startswith(ENV_PREFIX)}
     env.pop("OTEL_EXPORTER_OTLP_ENDPOINT", None)
     env |= {
         f"{ENV_PREFIX}CONFIG": str(config_file),

@@ -15,7 +15,8 @@ import httpx
 import psutil
 
 COMMAND = [sys.executable, "-m", "finback.services.supervisor"]
-START_TIMEOUT_S = 90
+# Room for compiling kernels, should none be kept yet.
+START_TIMEOUT_S = 300
 RESTORE_TIMEOUT_S = 40.0
 
 

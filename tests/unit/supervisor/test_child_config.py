@@ -48,10 +48,16 @@ def test_the_environment_is_cleared_of_the_parents_settings() -> None:
         nats_url="nats://127.0.0.1:1",
         user="gateway",
         password="p",
-        base={"PATH": "/bin", "FINBACK_MODEL": "old", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o"},
+        base={
+            "PATH": "/bin",
+            "FINBACK_KERNEL_CACHE": "/k",
+            "FINBACK_MODEL": "old",
+            "OTEL_EXPORTER_OTLP_ENDPOINT": "http://o",
+        },
     )
     assert env["PATH"] == "/bin"
     assert "FINBACK_MODEL" not in env
+    assert env["FINBACK_KERNEL_CACHE"] == "/k"
     assert "OTEL_EXPORTER_OTLP_ENDPOINT" not in env
     assert env["FINBACK_INSTANCE"] == "gateway-123456"
     assert env["FINBACK_NATS_PASSWORD"] == "p"
