@@ -27,6 +27,10 @@ class Role(Protocol):
     def num_open(self) -> int:
         """Generations in hand."""
 
+    @property
+    def num_queued(self) -> int:
+        """Of these, the ones that wait and that the engine does not count as waiting."""
+
 
 @runtime_checkable
 class FullSequences(Protocol):

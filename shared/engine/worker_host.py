@@ -22,6 +22,7 @@ from finback.shared.clock import monotonic_s
 from finback.shared.config import StackConfig
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.role import Role
+from finback.shared.engine.warm_up import WarmUp
 from finback.shared.errors import ServingError
 from finback.shared.lanes.inline import InlineLane
 from finback.shared.lanes.nats_lane import NatsLane
@@ -61,6 +62,8 @@ class WorkerHost(Service):
         self._load_engine = load_engine
         self._roles: dict[str, Role] = {}
         self._arena_retry_s = 0.0
+        self._connecting = anyio.Lock()
+        self._warm_up: WarmUp | None = None
         self.engine: Engine
         self.nats_lane: NatsLane
         self.lanes: LaneSet
@@ -73,6 +76,9 @@ class WorkerHost(Service):
         self.engine = await anyio.to_thread.run_sync(self._load_engine, self.config, self._on_step)
         await self.engine.start()
         self.spawn(self.engine.failed)
+        self._warm_up = WarmUp(self.engine)
+        await self._warm_up.run()
+        self._warm_up = None
         await self._open_lanes()
         self._roles = {name: _role_class(name)(self) for name in self._role_names}
         for role in self._roles.values():
@@ -164,12 +170,11 @@ class WorkerHost(Service):
         """Whether this process shares memory with the cache instance (lane `shm`)."""
         if self.arena.is_connected:
             return True
-        if monotonic_s() < self._arena_retry_s:
-            return False
-        is_there = await self.arena.connect()
-        if not is_there:
-            self._arena_retry_s = monotonic_s() + _ARENA_RETRY_S
-        return is_there
+        async with self._connecting:
+            if not self.arena.is_connected and monotonic_s() >= self._arena_retry_s:
+                await self.arena.connect()
+                self._arena_retry_s = monotonic_s() + _ARENA_RETRY_S
+        return self.arena.is_connected
 
     def watch_instances(self, service: str, on_gone: Callable[[str], None]) -> None:
         """Call with each instance of `service` whose registry lease has gone."""
@@ -189,6 +194,8 @@ class WorkerHost(Service):
     # -- loops
 
     def _on_step(self, output: StepOutput) -> None:
+        if self._warm_up is not None:
+            self._warm_up.on_step(output)
         for role in self._roles.values():
             role.on_step(output)
 
@@ -207,7 +214,7 @@ class WorkerHost(Service):
             epoch=self.epoch,
             role=role,
             num_running=load.num_running,
-            num_waiting=load.num_waiting,
+            num_waiting=load.num_waiting + self._roles[role].num_queued,
             num_free_blocks=load.num_free_blocks,
             num_blocks=load.num_blocks,
             num_waiting_tokens=load.num_waiting_tokens,

@@ -30,6 +30,11 @@ def next_token(tokens: npt.NDArray[np.int32], seed: int) -> int:
     return (digest(tokens) ^ seed * 0x9E3779B1) % VOCAB_SIZE
 
 
+def mask_of(position: int) -> bytes:
+    """What stands for the grammar's mask at a completion index here."""
+    return position.to_bytes(4, "little", signed=True)
+
+
 def expected_completion(
     spec: SequenceSpec, max_model_len: int, eos_token_ids: tuple[int, ...]
 ) -> tuple[list[int], str]:
@@ -83,6 +88,8 @@ class SimRunner:
             if item.is_sampled:
                 self._check(rows, index, contexts[index])
                 end = int(rows.context_lens[index])
+                if item.sequence.spec.has_grammar:
+                    assert item.bitmask == mask_of(end - item.sequence.num_prompt)
                 for row in range(1 + drafts):
                     seen = contexts[index][: end - drafts + row]
                     assert int(rows.sample_positions[cursor]) == seen.size

@@ -18,7 +18,7 @@ from finback.shared.engine.scheduler import Committed, Scheduler
 from finback.shared.engine.sequence import SequenceKey, SequenceSpec, State
 from finback.shared.engine.table import SchedulerConfig
 from finback.shared.wire.messages.generate import SamplingSpec
-from support.engine_sim import VOCAB_SIZE, SimRunner, expected_completion
+from support.engine_sim import VOCAB_SIZE, SimRunner, expected_completion, mask_of
 
 EOS = (0,)
 BLOCK_SIZE = 4
@@ -27,8 +27,8 @@ PREFIX = np.array([3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], dtype=np.int32)
 
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(
-        num_blocks=st.integers(4, 14),
-        max_num_seqs=st.integers(1, 4),
+        num_blocks=st.sampled_from([6, 4, 5, 8, 14]),
+        max_num_seqs=st.sampled_from([3, 4, 2, 1]),
         budget=st.integers(0, 20),
         max_drafts=st.sampled_from([3, 1, 0]),
     )
@@ -63,14 +63,14 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         shared=st.integers(0, 12),
-        own=st.lists(st.integers(1, VOCAB_SIZE - 1), min_size=1, max_size=10),
+        own=st.sampled_from([[2], [2, 4], [6, 6, 6], [1, 8, 2, 8, 1, 8, 2, 8]]),
         max_tokens=st.sampled_from([20, 18, 12, 7, 3, 1]),
         min_tokens=st.integers(0, 3),
         mode=st.sampled_from(["full", "full", "full", "prefill", "decode"]),
         grammar=st.sampled_from([False, False, True]),
         drafting=st.sampled_from([True, True, False]),
-        credit=st.sampled_from([0, 1, 3, 1000]),
-        ignore_eos=st.booleans(),
+        credit=st.sampled_from([1000, 1000, 3, 0]),
+        ignore_eos=st.sampled_from([True, True, False]),
     )
     def add(
         self,
@@ -84,6 +84,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         credit: int,
         ignore_eos: bool,
     ) -> None:
+        """One more sequence; `own` and `shared` are drawn from few, so that prefixes meet."""
         self.count += 1
         spec = SequenceSpec(
             key=(f"r{self.count}", 0),
@@ -151,7 +152,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         key = self._some(data, State.RUNNING, State.WAITING)
         if key is not None:
             position = len(self.got[key]) + offset
-            assert self.scheduler.provide_mask(key, position, b"") == (offset == 0)
+            mask = mask_of(position)
+            assert self.scheduler.provide_mask(key, position, mask) == (offset == 0)
 
     @rule(data=st.data(), right=st.integers(0, 6), wrong=st.integers(0, 2), early=st.integers(0, 3))
     def draft(self, data: Any, right: int, wrong: int, early: int) -> None:
@@ -262,7 +264,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         table = self.scheduler.table
         for key, sequence in list(table.by_key.items()):
             self._grant(key, 1000)
-            self.scheduler.provide_mask(key, sequence.num_completion, b"")
+            position = sequence.num_completion
+            self.scheduler.provide_mask(key, position, mask_of(position))
             if sequence.state is State.RESERVED:
                 self.scheduler.activate(key, 0)
             elif sequence.state is State.HELD and not self.queue:
@@ -276,7 +279,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _run_once(self) -> bool:
         for sequence in self.scheduler.table.running:
             self.turn += 1
-            self._offer(sequence.spec.key, self.turn % 7, self.turn % 2, self.turn % 3)
+            self._offer(sequence.spec.key, 9 - self.turn % 6, self.turn % 2, self.turn % 3)
         while len(self.queue) < 2:
             plan = self.scheduler.plan()
             self._news()
