@@ -60,7 +60,10 @@ class NatsServer:
         self.guard = _start_guard(self.child.pid)
 
     async def keep(self, stop: asyncio.Event, changed: Callable[[], None]) -> None:
-        """Start again whenever it dies; services reconnect by themselves. Sets `stop` if it fails."""
+        """Start again whenever it dies; services reconnect by themselves.
+
+        Ends when `stop` is set. Raises `ConfigError` when it crashes again and again.
+        """
         crashes_s: tuple[float, ...] = ()
         while True:
             exit_code = await self.child.wait()
@@ -76,9 +79,8 @@ class NatsServer:
             crashes_s = decision.crashes_s
             reason = restart_policy.describe_exit(exit_code)
             if decision.delay_s is None:
-                _log.error("NATS server failed; stopping", reason=reason)
-                stop.set()
-                return
+                said = log_files.last_line(self.run_dir.log("nats"))
+                raise ConfigError(f"nats-server ended too often ({reason}): {said}")
             _log.warning("NATS server ended; starting it again", reason=reason)
             await asyncio.sleep(decision.delay_s)
             await self.restart()

@@ -28,6 +28,7 @@ from finback.shared import clock
 from finback.shared.actor.client import Client
 from finback.shared.actor.nats_bus import BusSettings, NatsBus, connect
 from finback.shared.config import StackConfig
+from finback.shared.errors import ConfigError
 from finback.shared.telemetry.logging import get_logger
 from finback.shared.wire.subjects import Subjects
 
@@ -59,6 +60,7 @@ class Supervisor:
         self._background: set[asyncio.Task[None]] = set()
         self._is_ready = False
         self._started_unix_s = clock.unix_s()
+        self._failure = ""
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
 
@@ -111,15 +113,22 @@ class Supervisor:
                 cleanup.prune_traces(Path(self._config.trace_dir))
                 serving = asyncio.create_task(self._start(), name="start")
                 if not await self._finished(serving):
+                    self._check_failure()
                     return 130
                 self._is_ready = True
                 self.changed()
                 on_ready(self.state)
                 await self._stop.wait()
+                self._check_failure()
                 return 0
         finally:
             await asyncio.shield(self._end())
             lock.release()
+
+    def _check_failure(self) -> None:
+        """A task of our own that failed has asked for the stop, not a signal."""
+        if self._failure:
+            raise ConfigError(self._failure)
 
     async def _finished(self, start: "asyncio.Task[None]") -> bool:
         """Await the start; False if a signal came first."""
@@ -267,6 +276,7 @@ class Supervisor:
         self._background.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.error("supervisor task failed; stopping", task=task.get_name(), error=repr(error))
+            self._failure = str(error) or repr(error)
             self._stop.set()
 
     def _tell_waiting(self) -> Callable[[list[str]], None]:
