@@ -98,7 +98,8 @@ def _message_reader(cls: type) -> _Reader:
     hints = typing.get_type_hints(cls)
     # Read lazily so that a message may hold messages declared later in its module.
     readers = {field.name: hints[field.name] for field in dataclasses.fields(cls)}
-    built: dict[str, _Reader] = {}
+    # Name, the type that needs no further look, the reader for all else, where it stands.
+    plan: list[tuple[str, Any, _Reader, str]] = []
     required = {
         field.name
         for field in dataclasses.fields(cls)
@@ -108,19 +109,30 @@ def _message_reader(cls: type) -> _Reader:
     def read(raw: Any, where: str) -> Any:
         if not isinstance(raw, dict):
             raise TypeError(f"{where} must be a map")
-        missing = required - raw.keys()
-        if missing:
-            raise TypeError(f"{where} lacks {', '.join(sorted(missing))}")
-        if not built:
-            built.update({name: _reader(hint) for name, hint in readers.items()})
-        values = {
-            name: reader(raw[name], f"{where}.{name}")
-            for name, reader in built.items()
-            if name in raw
-        }
+        if not required <= raw.keys():
+            missing = ", ".join(sorted(required - raw.keys()))
+            raise TypeError(f"{where} lacks {missing}")
+        if not plan:
+            plan.extend(
+                (name, _plain_type(hint), _reader(hint), f"{cls.__name__}.{name}")
+                for name, hint in readers.items()
+            )
+        values = {}
+        for name, plain_type, reader, path in plan:
+            if name in raw:
+                value = raw[name]
+                values[name] = value if type(value) is plain_type else reader(value, path)
         return cls(**values)
 
     return read
+
+
+def _plain_type(hint: Any) -> Any:
+    """The type of a scalar field, or of an optional one; a value of it is taken as it is."""
+    args = [arg for arg in typing.get_args(hint) if arg is not type(None)]
+    if typing.get_origin(hint) in (types.UnionType, typing.Union) and len(args) == 1:
+        hint = args[0]
+    return hint if hint in (bool, int, float, str, bytes) else None
 
 
 def _optional_reader(args: tuple[Any, ...]) -> _Reader:
