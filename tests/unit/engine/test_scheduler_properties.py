@@ -155,21 +155,23 @@ class SchedulerMachine(RuleBasedStateMachine):
             mask = mask_of(position)
             assert self.scheduler.provide_mask(key, position, mask) == (offset == 0)
 
-    @rule(data=st.data(), right=st.integers(0, 6), wrong=st.integers(0, 2), early=st.integers(0, 3))
-    def draft(self, data: Any, right: int, wrong: int, early: int) -> None:
+    @rule(data=st.data(), size=st.integers(0, 8), wrong=st.integers(0, 8), early=st.integers(0, 3))
+    def draft(self, data: Any, size: int, wrong: int, early: int) -> None:
         key = self._some(data, State.RUNNING)
         if key is not None:
-            self._offer(key, right, wrong, early)
+            self._offer(key, size, wrong, early)
 
-    def _offer(self, key: SequenceKey, right: int, wrong: int, early: int) -> None:
-        """A guess that begins `early` tokens before the end, with `right` good tokens."""
+    def _offer(self, key: SequenceKey, size: int, wrong: int, early: int) -> None:
+        """A guess that begins `early` tokens before the end; good but for its token `wrong`."""
         spec = self.specs[key]
         sequence = self.scheduler.table.by_key[key]
         if spec.mode == "prefill":
             return
         full, _ = expected_completion(spec, self.config.max_model_len, EOS)
         begin = max(0, len(self.got[key]) - early)
-        guess = [*full[begin : begin + right], *[5] * wrong]
+        guess = full[begin : begin + size]
+        if wrong < len(guess):
+            guess[wrong] = (guess[wrong] + 1) % VOCAB_SIZE
         self.runner.slots.offer_draft(
             sequence.slot,
             sequence.incarnation,
@@ -279,7 +281,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def _run_once(self) -> bool:
         for sequence in self.scheduler.table.running:
             self.turn += 1
-            self._offer(sequence.spec.key, 9 - self.turn % 6, self.turn % 2, self.turn % 3)
+            self._offer(sequence.spec.key, 9, self.turn * 5 % 8, self.turn % 3)
         while len(self.queue) < 2:
             plan = self.scheduler.plan()
             self._news()
