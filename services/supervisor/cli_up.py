@@ -25,7 +25,7 @@ def up(
     """Check, start, say where it listens. Returns the exit code."""
     if config_file is not None:
         config_file = config_file.absolute()
-    config = launch.check(settings.load(config_file, None, overrides)[0])
+    config = launch.check(settings.load(config_file, None, overrides)[0], nats_port=nats_port)
     console = Console(stderr=True, highlight=False)
     if detach:
         start_detached(config, config_file, overrides, nats_port=nats_port, console=console)

@@ -63,7 +63,7 @@ def main() -> int:
     try:
         config, _ = settings.load(file, None, order.overrides)
         return launch.serve(
-            launch.check(config),
+            launch.check(config, nats_port=order.nats_port),
             nats_port=order.nats_port,
             report=lambda text: pipe.tell(progress=text),
             on_ready=ready,

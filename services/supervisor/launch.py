@@ -7,14 +7,14 @@ import ipaddress
 from collections.abc import Callable
 from pathlib import Path
 
-from finback.services.supervisor import key_file
+from finback.services.supervisor import key_file, ports
 from finback.services.supervisor.run_dir import RunDir, StackState
 from finback.shared.config import StackConfig
 from finback.shared.errors import ConfigError
 from finback.shared.telemetry import logging
 
 
-def check(config: StackConfig) -> StackConfig:
+def check(config: StackConfig, *, nats_port: int = 0) -> StackConfig:
     """What can be known to be wrong before anything is started.
 
     Returns the settings with the file of API keys filled in: no file, no key is asked for.
@@ -22,6 +22,11 @@ def check(config: StackConfig) -> StackConfig:
     """
     from finback.shared.models.source import open_source
 
+    RunDir(Path(config.run_dir)).check_free()
+    if config.http_port:
+        ports.choose(config.http_host, config.http_port, "HTTP", "--http-port")
+    if nats_port and not config.nats_url:
+        ports.choose("127.0.0.1", nats_port, "NATS", "--nats-port")
     source = open_source(config.model)
     if config.max_model_len > source.config.max_model_len:
         raise ConfigError(

@@ -108,15 +108,21 @@ class RunDir:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
             os.close(fd)
-            raise ConfigError(
-                f"a stack already runs in {self.root} (pid {holder}); stop it with finback down, "
-                "or give this one its own --run-dir"
-            ) from None
+            self.check_free()
+            raise ConfigError(f"a stack is just starting or stopping in {self.root}") from None
         os.ftruncate(fd, 0)
         os.pwrite(fd, str(os.getpid()).encode(), 0)
         return Lock(fd)
+
+    def check_free(self) -> None:
+        """Raises `ConfigError` if a stack runs here."""
+        holder = self.holder_pid()
+        if holder is not None:
+            raise ConfigError(
+                f"a stack already runs in {self.root} (pid {holder}); stop it with finback down, "
+                "or give this one its own --run-dir"
+            )
 
     def holder_pid(self) -> int | None:
         """The pid of the supervisor that holds the lock, or None when no supervisor lives."""
