@@ -22,7 +22,6 @@ from finback.services.gateway.sink import Sink
 from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work, chat_work, completion_work
 from finback.shared.actor.deadline import Deadline
-from finback.shared.clock import monotonic_s
 from finback.shared.config import StackConfig
 from finback.shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
 from finback.shared.telemetry import metrics as metric_names
@@ -206,7 +205,7 @@ class _Run:
         self._endpoint = endpoint
         self._caller = caller
         self._sink = sink
-        self._begun_s = monotonic_s()
+        self._begun_ns = time.time_ns()
         self._first_ns = 0
 
     async def answer(self, work: Work, generations: list[Generation]) -> None:
@@ -238,7 +237,7 @@ class _Run:
     async def _whole(self, work: Work, answer: Answer) -> None:
         async for events in answer.events(self._exchange.keep_alive_s, self._exchange.pace_s):
             if events:
-                self._note_first()
+                self._note_first(answer)
                 work.protocol.add(events)
         usage = await answer.usage()
         answer.commit()
@@ -255,7 +254,7 @@ class _Run:
                 if not events:
                     await sink.keep_alive()
                     continue
-                self._note_first()
+                self._note_first(answer)
                 documents = work.protocol.chunks(events)
                 answer.commit()
                 await sink.send(documents)
@@ -273,18 +272,20 @@ class _Run:
         self._report(answer, usage)
         await sink.close_stream("end")
 
-    def _note_first(self) -> None:
-        if not self._first_ns:
-            self._first_ns = time.time_ns()
-            ttft_s = monotonic_s() - self._begun_s
-            metrics = self._exchange.desk.metrics
-            metrics.observe(metric_names.TIME_TO_FIRST_TOKEN, ttft_s)
-            span = trace.get_current_span()
-            span.set_attribute("gen_ai.response.time_to_first_token", ttft_s)
+    def _note_first(self, answer: Answer) -> None:
+        """Once: when the first token came, which a whole answer shows only at its end."""
+        if self._first_ns:
+            return
+        self._first_ns = min(g.first_row_ns or time.time_ns() for g in answer.generations)
+        ttft_s = (self._first_ns - self._begun_ns) / 1e9
+        self._exchange.desk.metrics.observe(metric_names.TIME_TO_FIRST_TOKEN, ttft_s)
+        span = trace.get_current_span()
+        span.set_attribute("gen_ai.response.time_to_first_token", ttft_s)
 
     def _report(self, answer: Answer, usage: Usage) -> None:
         """Metrics add up to the usage that clients are told."""
-        metrics, total_s = self._exchange.desk.metrics, monotonic_s() - self._begun_s
+        metrics = self._exchange.desk.metrics
+        total_s = (time.time_ns() - self._begun_ns) / 1e9
         metrics.observe(metric_names.REQUEST_DURATION, total_s)
         for name, count in (
             ("prompt", usage.num_prompt_tokens),

@@ -5,6 +5,7 @@ watch calls `lose`, one task runs `run` (in `lifecycle.py`), one consumer calls 
 """
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -84,6 +85,8 @@ class Generation:
         self.over = asyncio.Event()
         self.choices: list[Choice] = []
         self.last_row_s = 0.0
+        # Wall clock of the attempt's first row, for spans and metrics; 0 before.
+        self.first_row_ns = 0
         self._num_open = 0
         self._failure: ServingError | None = None
         self._attempt_over = asyncio.Event()
@@ -102,6 +105,7 @@ class Generation:
         credit = self.spec.credit_tokens
         self.choices = [Choice(spec.index, granted=credit) for spec in self.spec.choices]
         self._num_open = len(self.choices)
+        self.first_row_ns = 0
         self._failure = None
         self._attempt_over.clear()
 
@@ -156,6 +160,8 @@ class Generation:
         if num_new < 0 or (num_new == 0 and row.end is None):
             return None
         self.last_row_s = monotonic_s()
+        if not self.first_row_ns:
+            self.first_row_ns = time.time_ns()
         if row.end is not None and row.end.finish_reason in ("error", "cancelled"):
             self.lose(_failure_of(row.end))
             return None
