@@ -57,6 +57,7 @@ class ServedModel:
         self.name = name
         self.aliases = tuple(aliases)
         self.max_model_len = max_model_len
+        self._model_limit = max_model_len
         self.vocab_size = vocab_size
         self.tokenizer = tokenizer
         self.created = int(unix_s())
@@ -64,6 +65,11 @@ class ServedModel:
         self._digest = digest
         self._block_size = block_size
         self._renderer = renderer
+
+    def note_engine_limit(self, max_model_len: int) -> None:
+        """What the largest engine can hold; 0: not known."""
+        limit = self._model_limit
+        self.max_model_len = min(limit, max_model_len) if max_model_len else limit
 
     def check_name(self, name: str) -> None:
         """Refuse a model that is not served here."""

@@ -81,6 +81,8 @@ class GatewayService(Service):
         self._server = HttpServer(app, drain_timeout_s=config.drain_timeout_s)
         self._is_server_done = anyio.Event()
         self._listening = listening
+        context.directory.on_change(self._note_limits)
+        self._note_limits()
         self.spawn(self._serve_http)
         self.spawn(self.desk.watch)
         self.log.info("listening", http=self.url, model=model.name)
@@ -99,6 +101,11 @@ class GatewayService(Service):
             await self._server.serve_on(self._listening)
         finally:
             self._is_server_done.set()
+
+    def _note_limits(self) -> None:
+        """The longest sequence that an engine can hold: its pool may be smaller than the model."""
+        records = self.context.directory.instances("decode")
+        self.exchange.model.note_engine_limit(max((r.max_model_len for r in records), default=0))
 
     def _on_lost(self, event: InstanceLost) -> None:
         self.context.directory.forget(event.instance)
