@@ -18,13 +18,14 @@ from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLoca
 
 CACHE_VARIABLE: Final = "FINBACK_KERNEL_CACHE"
 _ROOM: Final = Path(__file__).parent
+_SOURCES: Final = ("cpu_*.py", "compiled.py", "layout.py", "native.py", "simd.py")
 
 
 @cache
 def source_digest() -> str:
-    """Changes with any kernel source."""
+    """Changes with any source that machine code is made from (not with those of other devices)."""
     digest = blake2b(digest_size=12)
-    for path in sorted(_ROOM.rglob("*.py")):
+    for path in sorted(path for name in _SOURCES for path in _ROOM.rglob(name)):
         digest.update(path.relative_to(_ROOM).as_posix().encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -89,8 +90,17 @@ class _Cache(FunctionCache):  # type: ignore[misc]  # numba has no types
 
 
 def device_function(function: Callable[..., Any]) -> Any:
-    """Code that other compiled code calls."""
+    """Code that other compiled code calls.
+
+    numba compiles each such function, and all that it calls, again at every level of calls, so there
+    should be few levels: use `inlined` below the first.
+    """
     return numba.njit(nogil=True, error_model="numpy")(function)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """Code that becomes part of the compiled function that calls it."""
+    return numba.njit(nogil=True, error_model="numpy", inline="always")(function)
 
 
 def compiled(signature: str) -> Callable[[Callable[..., Any]], Any]:

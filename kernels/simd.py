@@ -284,13 +284,29 @@ def _round_f32(value: float) -> float:
     return float(struct.unpack("<f", struct.pack("<f", value))[0])
 
 
-def kernel(emit: Callable[..., None]) -> Any:
+def kernel(emit: Callable[..., None], name: str = "") -> Any:
     """A function for compiled code, called with one tuple of int64 (addresses, counts, strides).
 
-    `emit(emitter, *values)` writes its body; it returns nothing.
+    `emit(emitter, *values)` writes its body; it returns nothing. The body becomes one LLVM function
+    that is never inlined, so that it is compiled once however often it is called. `name` must tell
+    kernels of one `emit` apart.
     """
+    symbol = f"finback_{emit.__module__}_{emit.__qualname__}_{name}".replace(".", "_")
+    symbol = "".join(char if char.isalnum() else "_" for char in symbol)
 
-    @intrinsic
+    def define(module: Any, num_args: int) -> Any:
+        if symbol in module.globals:
+            return module.globals[symbol]
+        kind = ir.FunctionType(ir.VoidType(), [I64] * num_args)
+        function = ir.Function(module, kind, symbol)
+        function.linkage = "linkonce_odr"
+        function.attributes.add("noinline")
+        builder = ir.IRBuilder(function.append_basic_block("entry"))
+        emit(Emitter(builder), *function.args)
+        builder.ret_void()
+        return function
+
+    @intrinsic  # type: ignore[untyped-decorator]  # numba has no types
     def call(typingctx: Any, values: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Sequence[Value]) -> Value:
             numbers = cgutils.unpack_tuple(builder, args[0])
@@ -298,7 +314,7 @@ def kernel(emit: Callable[..., None]) -> Any:
                 context.cast(builder, number, kind, types.int64)
                 for number, kind in zip(numbers, signature.args[0], strict=True)
             ]
-            emit(Emitter(builder), *casted)
+            builder.call(define(builder.module, len(casted)), casted)
             return context.get_dummy_value()
 
         return types.void(values), codegen

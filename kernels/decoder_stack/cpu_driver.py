@@ -1,6 +1,6 @@
 """The whole step, as every thread runs it."""
 
-from finback.kernels.compiled import compiled, device_function
+from finback.kernels.compiled import compiled, device_function, inlined
 from finback.kernels.decoder_stack.cpu_phases import (
     BUFFER_AT,
     PANEL_AT,
@@ -42,7 +42,7 @@ from finback.kernels.native import (
 # mypy: disable-error-code="no-untyped-def"
 
 
-@device_function
+@inlined
 def _reset(job):
     """Zero the counters; the gate is closed, no other thread is inside."""
     for phase in range(job[Job.NUM_LAYERS] * PHASES_PER_LAYER + EXTRA_PHASES):
@@ -51,7 +51,7 @@ def _reset(job):
         poke_i64(counters + 8, 0)
 
 
-@device_function
+@inlined
 def _write_units(job):
     """Split every sequence's rows into tiles; returns how many. Each thread writes the same."""
     num_units = 0
@@ -68,7 +68,7 @@ def _write_units(job):
     return num_units
 
 
-@device_function
+@inlined
 def _run_layers(thread, num_threads, job):
     scratch = job[Job.SCRATCH] + thread * job[Job.SCRATCH_STEP]
     panel, buffer = scratch + PANEL_AT, scratch + BUFFER_AT
@@ -105,7 +105,7 @@ def _run_layers(thread, num_threads, job):
     norm_out_rows(job, phase, num_threads, job[Job.NUM_LAYERS] > 0)
 
 
-@device_function
+@inlined
 def _run_head(thread, num_threads, job):
     panel = job[Job.SCRATCH] + thread * job[Job.SCRATCH_STEP] + PANEL_AT
     multiply(job, 0, num_threads, job[Job.HEAD], job[Job.NUM_HEAD_TILES], job[Job.HEAD_ROWS],
@@ -120,8 +120,8 @@ def _run(thread, num_threads, job):
         _run_layers(thread, num_threads, job)
 
 
-@compiled("void(int64, int64[::1])")
-def lead(num_threads, job):  # type: ignore[no-untyped-def]  # compiled by numba
+@inlined
+def _lead(num_threads, job):
     """Run a job with the help of the followers that come; returns when all is written.
 
     A follower that is not scheduled in time is not waited for: phases end when their units are done,
@@ -139,8 +139,8 @@ def lead(num_threads, job):  # type: ignore[no-untyped-def]  # compiled by numba
     wait_for_equal(sync + SYNC_GATE, CLOSED)
 
 
-@compiled("void(int64, int64, int64[::1])")
-def follow(thread, num_threads, job):  # type: ignore[no-untyped-def]  # compiled by numba
+@inlined
+def _follow(thread, num_threads, job):
     """Help with every job until one says stop."""
     sync = job[Job.SYNC]
     while True:
@@ -154,8 +154,16 @@ def follow(thread, num_threads, job):  # type: ignore[no-untyped-def]  # compile
             return
 
 
-@compiled("void(int64, int64)")
-def wake(count, semaphore):  # type: ignore[no-untyped-def]  # compiled by numba
-    """Post a semaphore `count` times."""
-    for _ in range(count):
-        sem_post(semaphore)
+@compiled("void(int64, int64, int64[::1])")
+def run_stack(thread, num_threads, job):
+    """Thread 0 runs the job that is described; others follow until they are told to stop.
+
+    One entry point for all, since each is compiled by itself. Thread -1 only wakes the followers.
+    """
+    if thread > 0:
+        _follow(thread, num_threads, job)
+    elif thread == 0:
+        _lead(num_threads, job)
+    else:
+        for _ in range(num_threads - 1):
+            sem_post(job[Job.SYNC] + SYNC_SEMAPHORE)

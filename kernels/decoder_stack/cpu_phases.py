@@ -1,6 +1,6 @@
 """The phases of a layer. Each is run by all threads, which claim pieces of it."""
 
-from finback.kernels.compiled import device_function
+from finback.kernels.compiled import device_function, inlined
 from finback.kernels.decoder_stack.layout import (
     ROW_BLOCK,
     SCRATCH_FIXED_BYTES,
@@ -210,7 +210,7 @@ def rotate_and_store(job, phase, num_threads, layer, q_norm, k_norm):
     wait_until_complete(job, phase, total)
 
 
-@device_function
+@inlined
 def _rotate_row(job, row, q_norm, k_norm):
     heads, kv_heads, dim = job[Job.NUM_HEADS], job[Job.NUM_KV_HEADS], job[Job.HEAD_DIM]
     qkv = job[Job.QKV] + row * (heads + 2 * kv_heads) * dim * 4
@@ -224,7 +224,7 @@ def _rotate_row(job, row, q_norm, k_norm):
         rotary((at, cos, sin, dim // 2))
 
 
-@device_function
+@inlined
 def _store_row(job, row, layer):
     heads, kv_heads, dim = job[Job.NUM_HEADS], job[Job.NUM_KV_HEADS], job[Job.HEAD_DIM]
     size, item, kind = job[Job.BLOCK_SIZE], job[Job.KV_ITEM_BYTES], job[Job.KV_KIND]
@@ -279,7 +279,7 @@ def attend(job, phase, num_threads, layer, num_units, scratch):
     wait_until_complete(job, phase, total)
 
 
-@device_function
+@inlined
 def _attend_unit(job, layer, seq, first_row, num_rows, kv_head, scratch):
     """Rows [first_row, first_row + num_rows) of a sequence, all query heads of one group."""
     group = job[Job.NUM_HEADS] // job[Job.NUM_KV_HEADS]

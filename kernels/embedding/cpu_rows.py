@@ -1,6 +1,6 @@
 """A row of the embedding table, which lies in the column tiles of the (tied) head."""
 
-from finback.kernels.compiled import device_function
+from finback.kernels.compiled import inlined
 from finback.kernels.linear.cpu_packing import BF16, F32, Q4, Q8
 from finback.kernels.linear.cpu_tiles import (
     GROUP,
@@ -20,7 +20,7 @@ from finback.kernels.native import (
 # mypy: disable-error-code="no-untyped-def"
 
 
-@device_function
+@inlined
 def embed_row(tiles, token, num_k, out):
     """Column `token` of the tiles, all k, as float32."""
     entry = tiles + token // TILE_COLUMNS * 16
@@ -29,7 +29,7 @@ def embed_row(tiles, token, num_k, out):
         poke_f32(out + k * 4, _weight(kind, w, k, lane))
 
 
-@device_function
+@inlined
 def _weight(kind, w, k, lane):
     group = k // GROUP
     if kind == Q8:

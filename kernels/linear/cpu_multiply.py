@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from finback.kernels.compiled import device_function
+from finback.kernels.compiled import device_function, inlined
 from finback.kernels.linear.cpu_packing import BF16, F16, F32, Q4, Q8
 from finback.kernels.linear.cpu_tiles import (
     GROUP,
@@ -60,7 +60,7 @@ def plain_rows(kind, num_rows, x, x_step, w, w_step, count, out, out_step, adds)
         done += rows
 
 
-@device_function
+@inlined
 def multiply_tile(kind, w, num_rows, x, x_step, num_k, out, out_step, panel):  # type: ignore[no-untyped-def]  # compiled by numba
     """One column tile for all rows. `panel`: PANEL_BYTES of this thread."""
     if kind == F32:
@@ -93,7 +93,7 @@ def multiply_tile(kind, w, num_rows, x, x_step, num_k, out, out_step, panel):  #
             done += count
 
 
-@device_function
+@inlined
 def _multiply_few(kind, w, num_rows, x, x_step, num_k, out, out_step):  # type: ignore[no-untyped-def]  # compiled by numba
     args = (x, x_step, w, 0, num_k // GROUP, out, out_step)
     if kind == Q4:
@@ -108,7 +108,7 @@ def _multiply_few(kind, w, num_rows, x, x_step, num_k, out, out_step):  # type: 
             _q8_two(args)
 
 
-@device_function
+@inlined
 def multiply_pair(kind, w, w_step, x, num_k, out):  # type: ignore[no-untyped-def]  # compiled by numba
     """Two neighbouring tiles of one quantised kind for a single row: twice the chains in flight."""
     args = (x, 0, w, w_step, num_k // GROUP, out, 0)

@@ -27,7 +27,7 @@ GROUP: Final = 32
 Q4_GROUP_BYTES: Final = TILE_COLUMNS * (2 + 2 + GROUP // 2)
 Q8_GROUP_BYTES: Final = TILE_COLUMNS * (2 + GROUP)
 
-_UNROLL: Final = 4
+_UNROLL: Final = 2
 _WIDTH: Final = LANES * 4
 
 Loader = Callable[[Emitter, Value, int], Value]
@@ -67,7 +67,7 @@ class _Sums:
                 self.e.store(value, outs[row], vector * _WIDTH)
 
 
-def plain_tile(load: Loader, item_bytes: int) -> Any:
+def plain_tile(load: Loader, item_bytes: int, name: str) -> Any:
     """A kernel of one tile of plain weights, up to MAX_TILE_ROWS x TILE_COLUMNS.
 
     Arguments: rows, x, bytes between rows of x, w, bytes between k of w, number of k, out, bytes
@@ -81,7 +81,7 @@ def plain_tile(load: Loader, item_bytes: int) -> Any:
                 with block:
                     _emit_plain(e, rows, load, item_bytes, *args)
 
-    return kernel(emit)
+    return kernel(emit, name)
 
 
 def _emit_plain(e: Emitter, rows: int, load: Loader, item_bytes: int, x: Value, x_step: Value,
@@ -156,7 +156,7 @@ def q4_rows(num_rows: int, num_tiles: int) -> Any:
                         sums.add(k, [pair[part] for pair in pairs], half * 2 + part)
         sums.write(outs)
 
-    return kernel(emit)
+    return kernel(emit, f"{num_rows}x{num_tiles}")
 
 
 def q8_rows(num_rows: int, num_tiles: int) -> Any:
@@ -184,7 +184,7 @@ def q8_rows(num_rows: int, num_tiles: int) -> Any:
                     sums.add(k, weights, part)
         sums.write(outs)
 
-    return kernel(emit)
+    return kernel(emit, f"{num_rows}x{num_tiles}")
 
 
 def _emit_q4_panel(e: Emitter, w: Value, groups: Value, panel: Value) -> None:
@@ -220,6 +220,6 @@ q4_panel: Final = kernel(_emit_q4_panel)
 q8_panel: Final = kernel(_emit_q8_panel)
 """Unpack groups of an 8-bit tile. Arguments: w, groups, panel."""
 
-f32_tile: Final = plain_tile(Emitter.load_f32, 4)
-f16_tile: Final = plain_tile(Emitter.load_f16, 2)
-bf16_tile: Final = plain_tile(Emitter.load_bf16, 2)
+f32_tile: Final = plain_tile(Emitter.load_f32, 4, "f32")
+f16_tile: Final = plain_tile(Emitter.load_f16, 2, "f16")
+bf16_tile: Final = plain_tile(Emitter.load_bf16, 2, "bf16")

@@ -8,7 +8,7 @@ chunks are computed beside it: its bits depend on its context alone.
 
 from typing import Final
 
-from finback.kernels.compiled import device_function
+from finback.kernels.compiled import inlined
 from finback.kernels.linear.cpu_multiply import plain_rows
 from finback.kernels.linear.cpu_tiles import TILE_COLUMNS
 from finback.kernels.native import peek_i32
@@ -75,7 +75,7 @@ divided_copy: Final = kernel(_emit_divided)
 """target = source / the float32 at an address. Arguments: source, target, count, address."""
 
 
-@device_function
+@inlined
 def scores_over_blocks(kind, item_bytes, num_rows, q, q_step, keys, block_bytes, head_offset, table,
                        block_size, head_dim, length, scores, scores_step):  # type: ignore[no-untyped-def]  # compiled by numba  # fmt: skip
     """scores[row, token] = q[row] . key[token] for all tokens of the blocks up to `length`."""
@@ -98,7 +98,7 @@ def scores_over_blocks(kind, item_bytes, num_rows, q, q_step, keys, block_bytes,
             )
 
 
-@device_function
+@inlined
 def mix_over_blocks(kind, item_bytes, num_rows, scores, scores_step, values, block_bytes, head_offset,
                     table, block_size, head_dim, length, out, out_step):  # type: ignore[no-untyped-def]  # compiled by numba  # fmt: skip
     """out[row] = sum over tokens of scores[row, token] * value[token]."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from finback.kernels.decoder_stack.cpu_driver import follow, lead, wake
+from finback.kernels.decoder_stack.cpu_driver import run_stack
 from finback.kernels.decoder_stack.layout import (
     CLOSED,
     EXTRA_PHASES,
@@ -20,7 +20,6 @@ from finback.kernels.decoder_stack.layout import (
     SCRATCH_FIXED_BYTES,
     SYNC_CLAIMS,
     SYNC_LINE,
-    SYNC_SEMAPHORE,
     SYNC_STOP,
     TASK_HEAD,
     TASK_LAYERS,
@@ -117,9 +116,9 @@ class CpuStack:
         job[Job.LAYERS] = self._layers.ctypes.data
 
     def _start_follower(self, index: int) -> threading.Thread:
-        follow.compile()
+        run_stack.compile()
         thread = threading.Thread(
-            target=follow,
+            target=run_stack,
             args=(index, self.num_threads, self._job),
             name=f"finback-kernel-{index}",
             daemon=True,
@@ -203,7 +202,7 @@ class CpuStack:
             job[name] = self._buffer(name.name, rows, columns).data_ptr()
         job[Job.COS], job[Job.SIN] = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
         job[Job.TASK] = TASK_LAYERS
-        lead(self.num_threads, job)
+        run_stack(0, self.num_threads, job)
         return out
 
     def _place_pool(self, kv: KVPool) -> None:
@@ -230,7 +229,7 @@ class CpuStack:
         job[Job.LOGITS] = out.data_ptr()
         job[Job.LOGITS_STEP] = columns * 4
         job[Job.TASK] = TASK_HEAD
-        lead(self.num_threads, job)
+        run_stack(0, self.num_threads, job)
         return out[:, : self.config.vocab_size]
 
     def close(self) -> None:
@@ -238,7 +237,7 @@ class CpuStack:
         if not self._followers:
             return
         self._sync[SYNC_STOP : SYNC_STOP + 8].view(np.int64)[0] = 1
-        wake(self.num_threads - 1, self._job[Job.SYNC] + SYNC_SEMAPHORE)
+        run_stack(-1, self.num_threads, self._job)
         for thread in self._followers:
             thread.join()
         self._followers = []

@@ -50,6 +50,12 @@ def load_model(
             source.config, reader, mode=mode, num_threads=num_threads or torch.get_num_threads()
         )
     kernels = _select(device, mode)
+    has_fused = dispatch.select("decode_attention", device, mode).chosen.backend == "cuda"
+    if has_fused and weights_dtype in ("auto", "bf16"):
+        from finback.shared.models import cuda_transformer  # needs Triton
+
+        if cuda_transformer.unsupported(source.config) is None:
+            return cuda_transformer.CudaTransformer(source.config, reader, kernels)
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
     return Transformer(source.config, reader, kernels, device=device, mode=mode, dtype=dtype)
 
