@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 from finback.services.decode.fair_parent import FairParent
-from finback.services.decode.mask_book import Key, MaskBook, TokensFrom
+from finback.services.decode.mask_book import Key, MaskBook, Masked, TokensFrom
 from finback.shared.clock import monotonic_s
 from finback.shared.engine.worker_host import WorkerHost
-from finback.shared.errors import ServingError
+from finback.shared.errors import InvalidRequest, ServingError
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.generate import GrammarSpec
 from finback.shared.wire.messages.sampler import MaskReply, MaskRequest
@@ -108,11 +108,17 @@ class MaskPump:
         answers = self._book.apply(reply.masks)
         for mask in answers.masks:
             self._waiting_since.pop(mask.key, None)
-            self._host.engine.provide_mask(mask.key, mask.position, mask.bitmask)
+            self._provide(mask)
         for key, text in answers.broken:
             self._broken(key, "internal", f"the grammar does not fit its tokens: {text}")
         self._give_up(None)
         return bool(answers.masks or answers.broken)
+
+    def _provide(self, mask: Masked) -> None:
+        try:
+            self._host.engine.provide_mask(mask.key, mask.position, mask.bitmask)
+        except InvalidRequest as error:  # a sampler of another vocabulary
+            self._broken(mask.key, "internal", error.public_message)
 
     def _give_up(self, error: ServingError | None) -> None:
         """End the sequences that have waited too long (also for a sampler that only asks back)."""

@@ -91,6 +91,11 @@ class DecodeRole:
         """Choices that have not ended."""
         return len(self._table.open_choices())
 
+    @property
+    def num_queued(self) -> int:
+        """Sequences whose prompt is still being handed over."""
+        return sum(not request.is_activated for request in self._table)
+
     # -- taking sequences in
 
     async def add_full(self, spec: GenerationSpec, token_ids: bytes, timeout_s: float) -> None:

@@ -19,8 +19,9 @@ from finback.shared.wire.messages.cache import Slot
 
 # Blocks a message: bounds what a hand-over holds of the arena, and how late its first block is.
 MAX_BLOCKS: Final = 8
-# After a cache failed it is left alone this long; lane `nats` serves meanwhile.
+# After a cache failed it is left alone this long, twice as long each time; lane `nats` serves.
 _QUIET_S: Final = 1.0
+_MAX_QUIET_S: Final = 16.0
 # Hand-overs over lane `nats` at a time: each keeps a copy of its blocks.
 _MAX_NATS: Final = 4
 
@@ -47,6 +48,7 @@ class BlockGiver:
             kv_dtype=spec.kv_dtype,
         )
         self._quiet_until_s = 0.0
+        self._quiet_s = _QUIET_S
         self._nats_slots = anyio.Semaphore(_MAX_NATS)
 
     async def give(self, job: Job, split: Split, first: int, end: int, lane: str) -> Given:
@@ -65,13 +67,15 @@ class BlockGiver:
             except ServingError as error:
                 self._failed(error.public_message)
             else:
+                self._quiet_s = _QUIET_S
                 if given is not None:
                     return given
                 self._host.metrics.count("finback.prefill.arena_full")
         return await self._by_nats(job, split, first, end)
 
     def _failed(self, why: str) -> None:
-        self._quiet_until_s = monotonic_s() + _QUIET_S
+        self._quiet_until_s = monotonic_s() + self._quiet_s
+        self._quiet_s = min(_MAX_QUIET_S, self._quiet_s * 2)
         self._host.metrics.count("finback.prefill.arena_failures")
         self._host.log.warning("arena failed, using lane nats", error=why)
 

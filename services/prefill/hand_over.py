@@ -13,7 +13,7 @@ from finback.services.prefill.split import Split, ready_blocks, split_prompt
 from finback.shared.engine.from_wire import refusal, sequence_spec
 from finback.shared.engine.token_chunks import split_token_ids
 from finback.shared.engine.worker_host import WorkerHost
-from finback.shared.errors import DeadlineExceeded, Overloaded, Unavailable
+from finback.shared.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.decode import (
     HandoffReply,
@@ -70,7 +70,7 @@ class HandOver:
         """Await decode's answer; when there is none, the gateway must look for another decode."""
         try:
             return await answer
-        except (Unavailable, DeadlineExceeded) as error:
+        except (Unavailable, DeadlineExceeded, NotFound) as error:
             job.blamed = job.request.decode_instance
             raise Unavailable(error.public_message, reason=error.reason) from error
 

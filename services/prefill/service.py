@@ -97,6 +97,11 @@ class PrefillRole:
         """Prompts in hand."""
         return len(self._jobs)
 
+    @property
+    def num_queued(self) -> int:
+        """Prompts that wait for room at decode."""
+        return sum(not job.is_in_engine for job in self._jobs.values())
+
     # -- endpoints
 
     async def _generate(self, call: Call[PrefillRequest]) -> PrefillAccepted:

@@ -20,6 +20,8 @@ KEY: Final = ("finback-warm-up", 0)
 # Longer than what kernels for few rows take, and no whole number of blocks.
 NUM_PROMPT_TOKENS: Final = 150
 NUM_TOKENS: Final = 3
+# A machine that has to compile every kernel first serves meanwhile, slowly, rather than not at all.
+MAX_S: Final = 20.0
 
 
 class WarmUp:
@@ -30,7 +32,7 @@ class WarmUp:
         self._over = asyncio.Event()
 
     async def run(self) -> None:
-        """Return when it has ended; raises if the engine fails at it."""
+        """Return when it has ended, or has taken too long; raises if the engine fails at it."""
         num_prompt = max(1, min(NUM_PROMPT_TOKENS, self._engine.max_model_len - NUM_TOKENS))
         admission = self._engine.add(
             SequenceSpec(
@@ -46,7 +48,7 @@ class WarmUp:
         over = asyncio.ensure_future(self._over.wait())
         failed = asyncio.ensure_future(self._engine.failed())
         try:
-            await asyncio.wait((over, failed), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((over, failed), timeout=MAX_S, return_when=asyncio.FIRST_COMPLETED)
             if failed.done():
                 failed.result()
         finally:

@@ -22,6 +22,7 @@ from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.sequence import SequenceSpec
+from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.generate import SamplingSpec
 from support.nats_server import NatsServer
@@ -57,11 +58,17 @@ class Workers:
 
     def __init__(self, url: str, prefix: str, folder: Path) -> None:
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self.nest = Nest(url, prefix, folder, drafting=True, max_num_batched_tokens=16)
+        self.hosts: dict[str, WorkerHost] = {}
+        self.records: dict[str, InstanceRecord] = {}
         self.gateway: MiniGateway
-        self.ask(self._start(url, prefix))
+        try:
+            self.ask(self._start(url, prefix))
+        except BaseException:
+            self.stop()
+            raise
 
     def ask(self, work: Coroutine[Any, Any, T]) -> T:
         """Run on the nest's loop."""
@@ -75,7 +82,6 @@ class Workers:
         decode = await self.nest.worker_with(load_tiny, "decode")
         both = await self.nest.worker_with(load_tiny, "prefill", "decode")
         self.hosts = {"prefill": prefill, "decode": decode, "both": both}
-        self.records: dict[str, InstanceRecord] = {}
         for name, host in self.hosts.items():
             role = "prefill" if name == "prefill" else "decode"
             others = [h.instance for h in self.hosts.values() if h is not host]

@@ -117,7 +117,7 @@ class FakeEngine:
             self._failure.set_result(None)
 
     async def failed(self) -> None:
-        await self._failure
+        await asyncio.shield(self._failure)
 
     def fail(self, error: BaseException) -> None:
         """As if the device thread had died."""

@@ -20,6 +20,7 @@ class ServiceProcess:
     name: str
     env: Mapping[str, str]
     args: Sequence[str] = ()
+    ready_s: float = _READY_S
     start_s: float = field(default=0.0, init=False)
     lines: list[str] = field(default_factory=list, init=False)
     _process: "subprocess.Popen[str] | None" = field(default=None, init=False)
@@ -42,7 +43,7 @@ class ServiceProcess:
         )
         lines: queue.Queue[str] = queue.Queue()
         threading.Thread(target=self._read, args=(process, lines), daemon=True).start()
-        while time.monotonic() - begun < _READY_S:
+        while time.monotonic() - begun < self.ready_s:
             try:
                 line = lines.get(timeout=0.1)
             except queue.Empty:

@@ -39,6 +39,8 @@ from finback.shared.wire.subjects import Subjects
 from support.service_process import ServiceProcess
 
 _ids = itertools.count(1)
+# An engine compiles its kernels at its first start on a machine.
+_READY_S = 200.0
 
 
 @dataclass(slots=True)
@@ -72,7 +74,9 @@ class WorkerStack:
         for name in names:
             roles = name.split("+")
             args = ["--roles", ",".join(roles)] if roles[0] in ("prefill", "decode") else []
-            self.processes[name] = ServiceProcess(roles[-1], self.env, args).start()
+            self.processes[name] = ServiceProcess(
+                roles[-1], self.env, args, ready_s=_READY_S
+            ).start()
 
     def stop(self) -> None:
         """End everything that was started."""

@@ -6,11 +6,14 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from finback.services.cache.service import CacheService
+from finback.shared.actor.endpoint import Call
+from finback.shared.actor.service import Service
 from finback.shared.engine.token_chunks import split_token_ids
 from finback.shared.errors import Cancelled, Overloaded, ServingError, Unavailable
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
@@ -23,8 +26,10 @@ from finback.shared.wire.messages.decode import (
     ResumeReply,
     ResumeRequest,
 )
-from finback.shared.wire.messages.generate import SamplingSpec
+from finback.shared.wire.messages.draft import Draft, DraftReply, DraftRequest
+from finback.shared.wire.messages.generate import GrammarSpec, SamplingSpec
 from finback.shared.wire.messages.prefill import PrefillAccepted, PrefillRequest, TokenChunk
+from finback.shared.wire.messages.sampler import Mask, MaskReply, MaskRequest
 from support.fake_engine import BLOCK_SIZE, expected, kv_of
 from support.nats_server import NatsServer
 from support.worker_nest import Nest, nest
@@ -300,6 +305,111 @@ async def test_a_lost_gateway_is_cancelled(
         event = gateway.subjects.event("supervisor", "instance-lost")
         await gateway.client.publish(event, lost)
         await until(lambda: not made.engines[decode.instance].sequences)
+
+
+class LeasedGateway(Service):
+    """Nothing but a registry entry."""
+
+    name: ClassVar[str] = "gateway"
+
+
+async def test_a_gateway_without_a_lease_is_cancelled(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    """No supervisor tells: the registry's lease runs out."""
+    async with stack(nats_server, subject_prefix, tmp_path, lease_ttl_s=1.0) as (made, gateway):
+        await made.worker("prefill")
+        await made.worker("decode", step_s=0.05)
+        leased = await made.start(LeasedGateway)
+        prefill, decode = await pair(gateway)
+        await gateway.instance_of("gateway")
+        spec = dataclasses.replace(gateway.spec(PROMPT, sampling(900)), gateway=leased.instance)
+        await gateway.place(spec, prefill, decode)
+        await until(lambda: bool(made.engines[decode.instance].sequences))
+        await asyncio.sleep(1.5)
+        assert made.engines[decode.instance].sequences
+        await made.crash(leased)
+        await until(lambda: not made.engines[decode.instance].sequences, 3.5)
+
+
+async def test_masks_and_drafts_are_asked_for(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    """A sampler that is away, forgets, then answers; a drafter that knows the text."""
+    num_rows: list[int] = []
+
+    class Sampler(Service):
+        name: ClassVar[str] = "sampler"
+
+        async def start(self) -> None:
+            self.seen = False
+            await self.add_endpoint("mask", MaskRequest, self.mask, scope="any")
+
+        async def mask(self, call: Call[MaskRequest]) -> MaskReply:
+            num_rows.append(len(call.message.rows))
+            if not self.seen:
+                self.seen = True
+                row = call.message.rows[0]
+                mask = Mask(
+                    request_id=row.request_id, choice=row.choice, position=0, need_grammar=True
+                )
+                return MaskReply(masks=(mask,))
+            return MaskReply(
+                masks=tuple(
+                    Mask(
+                        request_id=row.request_id,
+                        choice=row.choice,
+                        position=row.position + len(row.token_ids) // 4,
+                        bitmask=b"\x0e" + bytes(7),
+                    )
+                    for row in call.message.rows
+                )
+            )
+
+    class Drafter(Service):
+        name: ClassVar[str] = "drafter"
+
+        async def start(self) -> None:
+            self.known: dict[str, list[int]] = {}
+            await self.add_endpoint("draft", DraftRequest, self.draft, scope="any")
+
+        async def draft(self, call: Call[DraftRequest]) -> DraftReply:
+            drafts = []
+            for row in call.message.rows:
+                tokens = self.known.setdefault(row.request_id, [])
+                tokens[row.position :] = np.frombuffer(row.token_ids, "<i4").tolist()
+                guess = expected(tokens, 1, row.num_draft_tokens)
+                drafts.append(
+                    Draft(
+                        request_id=row.request_id,
+                        choice=row.choice,
+                        position=len(tokens),
+                        token_ids=np.array(guess, "<i4").tobytes(),
+                    )
+                )
+            return DraftReply(drafts=tuple(drafts))
+
+    async with stack(nats_server, subject_prefix, tmp_path, drafting=True) as (made, gateway):
+        await made.worker("prefill", "decode", step_s=0.01)
+        grammar = GrammarSpec(kind="regex", text="x", grammar_id="g")
+        prefill, decode = await pair(gateway)
+        bound = [
+            await gateway.place(
+                gateway.spec(PROMPT, sampling(12), grammar=grammar), prefill, decode
+            )
+            for _ in range(2)
+        ]
+        free = await gateway.place(gateway.spec(PROMPT, sampling(40)), prefill, decode)
+        await free.wait()  # nobody drafts: as good as without
+        assert free.end.num_draft_tokens == 0 and not bound[0].is_over
+        await made.start(Sampler)
+        await asyncio.gather(*(generation.wait() for generation in bound))
+        assert set(bound[0].tokens) <= {1, 2, 3} and bound[0].tokens == bound[1].tokens
+        assert max(num_rows) == 2, "one message for both"
+        await made.start(Drafter)
+        drafted = await gateway.generate(PROMPT, sampling(60))
+        assert drafted.tokens == expected(PROMPT, 1, 60)
+        assert drafted.end.num_accepted_tokens >= 20
 
 
 async def test_finish_resume_credit_and_heartbeats(
