@@ -49,7 +49,7 @@ def _last_logits(model: CausalLM, tokens: list[int]) -> torch.Tensor:
         max_context=count,
         logit_rows=torch.tensor([count - 1]),
     )
-    size = -(-count // 16) * 16
+    size = -(-count // 64) * 64
     return model.logits(model.forward(batch, model.new_pool(1, size)))
 
 

@@ -17,7 +17,7 @@ import psutil
 COMMAND = [sys.executable, "-m", "finback.services.supervisor"]
 # Room for compiling kernels, should none be kept yet.
 START_TIMEOUT_S = 300
-RESTORE_TIMEOUT_S = 40.0
+RESTORE_TIMEOUT_S = 120.0
 
 
 def finback(

@@ -5,7 +5,7 @@ hypothesis draws pools that are too small, chunks, drafts that are right, wrong 
 with penalties, and compares with `slow_engine`, which has none of this.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, event, given, settings
 
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.sequence import SequenceSpec, TokenIds
+from finback.shared.models.causal_lm import CausalLM
 from finback.shared.wire.messages.generate import SamplingSpec
 from support.engine_driver import Completion, Drafter, generate
 from support.slow_engine import slow_completion
-from support.tiny_model import CONFIG, tiny_model
+from support.tiny_model import CONFIG, tiny_model, tiny_stack
 
 EOS = (0, 1, 2, 3)
 PREFIX = np.random.default_rng(7).integers(4, CONFIG.vocab_size, 24).astype(np.int32)
@@ -63,8 +64,8 @@ def spec_lists(draw: st.DrawFn) -> list[SequenceSpec]:
 
 
 @st.composite
-def configs(draw: st.DrawFn) -> EngineConfig:
-    block_size = draw(st.sampled_from([4, 8, 16]))
+def configs(draw: st.DrawFn, block_sizes: tuple[int, ...]) -> EngineConfig:
+    block_size = draw(st.sampled_from(block_sizes))
     max_model_len = draw(st.sampled_from([48, 80]))
     least = -(-max_model_len // block_size)
     max_num_seqs = draw(st.integers(1, 4))
@@ -112,21 +113,29 @@ def _check(specs: Sequence[SequenceSpec], got: list[Completion], expected: dict[
             event("drafts accepted")
 
 
-@given(specs=spec_lists(), config=configs(), quality=st.integers(1, 6))
+@pytest.mark.parametrize(
+    ("model", "block_sizes"),
+    [(tiny_model, (4, 8, 16)), (tiny_stack, (32, 64))],
+    ids=["op by op", "compiled"],
+)
+@given(data=st.data(), specs=spec_lists(), quality=st.integers(1, 6))
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_way_gives_the_same_tokens(
-    specs: list[SequenceSpec], config: EngineConfig, quality: int
+    model: Callable[[], CausalLM],
+    block_sizes: tuple[int, ...],
+    data: st.DataObject,
+    specs: list[SequenceSpec],
+    quality: int,
 ) -> None:
-    model = tiny_model()
+    config = data.draw(configs(block_sizes))
     expected = {
         spec.key: slow_completion(
-            model, spec, max_model_len=config.max_model_len, eos_token_ids=EOS
+            model(), spec, max_model_len=config.max_model_len, eos_token_ids=EOS
         )
         for spec in specs
-        if spec.token_ids.size < config.max_model_len
     }
     drafter = _guesser({key: tokens for key, (tokens, _) in expected.items()}, quality)
-    _check(specs, generate(model, config, specs, drafter=drafter), expected)
+    _check(specs, generate(model(), config, specs, drafter=drafter), expected)
 
 
 @pytest.mark.parametrize("overlap_below_ms", [0.0, 1e9])
