@@ -17,7 +17,7 @@ from finback.services.gateway.front import Front, check_body_size, root_span
 from finback.services.gateway.http_sink import HttpSink
 from finback.services.gateway.openapi import openapi_document
 from finback.services.gateway.text_tools import TextTools
-from finback.shared.errors import InvariantViolated, ServingError
+from finback.shared.errors import InvalidRequest, InvariantViolated, ServingError
 from finback.shared.telemetry.metrics import Metrics
 
 Readiness = Callable[[], dict[str, bool]]
@@ -31,6 +31,15 @@ _WANTED: Final = frozenset(
         b"content-length",
     }
 )
+
+
+BODY_TIMEOUT_S: Final = 30.0
+
+
+class BodyTimeout(InvalidRequest):
+    """A client began a request and does not send the rest of it."""
+
+    http_status = 408
 
 
 class AnswerEndpoint:
@@ -115,6 +124,14 @@ class AnswerEndpoint:
 
 async def read_body(content_length: str | None, receive: Receive) -> bytes | None:
     """The whole body, refused as soon as it is known to be too large; None if the client left."""
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            return await _read_body(content_length, receive)
+    except TimeoutError as error:
+        raise BodyTimeout("the body did not come in time", reason="request_timeout") from error
+
+
+async def _read_body(content_length: str | None, receive: Receive) -> bytes | None:
     if content_length is not None and content_length.isdigit():
         check_body_size(int(content_length))
     parts: list[bytes] = []

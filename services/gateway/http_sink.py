@@ -1,14 +1,18 @@
 """An answer over HTTP: one JSON body, or server-sent events."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from starlette.types import Send
 
 from finback.services.gateway.sink import Outcome
+from finback.shared.errors import Cancelled
 
 KEEP_ALIVE: Final = b": waiting\n\n"
 DONE: Final = b"data: [DONE]\n\n"
+# A client that has not read for so long is taken for gone; it would hold its request for ever.
+SEND_TIMEOUT_S: Final = 60.0
 _STREAM_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -62,4 +66,9 @@ class HttpSink:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _body(self, body: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await self._send({"type": "http.response.body", "body": body, "more_body": True})
+        except TimeoutError as error:
+            self.is_complete, self.outcome = True, "cancelled"
+            raise Cancelled("the client does not read its answer") from error

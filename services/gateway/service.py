@@ -1,5 +1,6 @@
 """The gateway actor: loads the codec, opens both doors, watches the engines, drains."""
 
+import gc
 from typing import ClassVar, Final
 
 import anyio
@@ -85,6 +86,9 @@ class GatewayService(Service):
         self._note_limits()
         self.spawn(self._serve_http)
         self.spawn(self.desk.watch)
+        # What was made at the start stays: the collector need not walk it while requests wait.
+        gc.collect()
+        gc.freeze()
         self.log.info("listening", http=self.url, model=model.name)
 
     async def _subscribe(self) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+
 from support.gateway_stack import GatewayStack
 from support.nats_server import NatsServer
 
@@ -29,8 +30,8 @@ def test_a_stream_survives_the_server(own_nats_server: NatsServer, tmp_path: Pat
                 if line.startswith("data: {"):
                     chunk = json.loads(line[6:])
                     outcome.extend(["error"] if "error" in chunk else [])
-                    for choice in chunk.get("choices", ()):
-                        text.append(choice["delta"].get("content") or "")
+                    deltas = [choice["delta"] for choice in chunk.get("choices", ())]
+                    text.extend(delta.get("content") or "" for delta in deltas)
                 elif line == "data: [DONE]":
                     outcome.append("done")
 
