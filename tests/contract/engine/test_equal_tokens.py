@@ -119,7 +119,7 @@ def _check(specs: Sequence[SequenceSpec], got: list[Completion], expected: dict[
     ids=["op by op", "compiled"],
 )
 @given(data=st.data(), specs=spec_lists(), quality=st.integers(1, 6))
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_any_way_gives_the_same_tokens(
     model: Callable[[], CausalLM],
     block_sizes: tuple[int, ...],

@@ -65,7 +65,7 @@ async def _hand_over(source: Driver, target: Driver, spec: SequenceSpec, skipped
     lengths=st.lists(st.integers(1, 60), min_size=1, max_size=3),
     skipped=st.sets(st.integers(0, 7), max_size=1),
 )
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_separated_is_cohosted(lengths: list[int], skipped: set[int]) -> None:
     model = tiny_model()
     specs = [_spec(length, seed, f"r{seed}") for seed, length in enumerate(lengths)]
