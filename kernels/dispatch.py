@@ -12,9 +12,10 @@ from dataclasses import dataclass, fields
 from typing import Any, Final
 
 from finback.kernels.host import cpu_reason
+from finback.kernels.triton_launch import triton_reason
 from finback.kernels.unavailable import KernelUnavailable
 
-BACKENDS: Final = ("reference", "cpu")
+BACKENDS: Final = ("reference", "cpu", "cuda")
 MODES: Final = ("fast", "deterministic", "reference")
 ENVIRONMENT: Final = "FINBACK_KERNEL_BACKEND"
 
@@ -40,6 +41,8 @@ class Implementation:
             return f"runs on {', '.join(self.devices)} only"
         if mode not in self.modes:
             return f"does not serve mode {mode}"
+        if self.backend == "cuda":
+            return triton_reason()
         return cpu_reason() if self.backend == "cpu" else None
 
     def load(self) -> Callable[..., Any]:
@@ -157,15 +160,46 @@ def _asked_for(op: str, backend: str | None) -> str:
     return general
 
 
+# The fused ops are those of the CUDA network; elsewhere the network is made of the separate ones.
+_CUDA_OPS: Final = (
+    "add_rms_norm",
+    "advance_decode",
+    "decode_attention",
+    "embedding",
+    "paged_attention",
+    "rotary_store_kv",
+    "sample_tokens",
+    "silu_mul",
+    "skinny_linear",
+    "token_bitmask",
+)
+
+
 def _register_all() -> None:
+    for op in _CUDA_OPS:
+        register(
+            Implementation(
+                op=op,
+                backend="cuda",
+                module=f"finback.kernels.{op}.cuda_triton",
+                devices=("cuda",),
+                modes=("fast",),
+                why="Triton on an NVIDIA device",
+            )
+        )
     for op in (
+        "add_rms_norm",
+        "advance_decode",
+        "decode_attention",
         "embedding",
         "linear",
         "paged_attention",
         "rms_norm",
         "rotary",
+        "rotary_store_kv",
         "sample_tokens",
         "silu_mul",
+        "skinny_linear",
         "store_kv",
         "token_bitmask",
     ):

@@ -8,8 +8,10 @@ chain must wait, since waiting is what makes completion transitive.
 import importlib.util
 import os
 from functools import cache
+from typing import TYPE_CHECKING
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 
 @cache
@@ -25,22 +27,26 @@ def is_interpreted() -> bool:
 
 
 @cache
-def has_dependent_launch(device: torch.device) -> bool:
+def has_dependent_launch(device: "torch.device") -> bool:
     """May a kernel be launched before its predecessor has ended?"""
     if is_interpreted() or os.environ.get("FINBACK_TRITON_PDL", "1") == "0":
         return False
-    return torch.accelerator.is_available() and _capability(device) >= (9, 0)
+    return device.type == "cuda" and _capability(device) >= (9, 0)
 
 
-def _capability(device: torch.device) -> tuple[int, int]:
+def _capability(device: "torch.device") -> tuple[int, int]:
+    import torch
+
     properties = torch.get_device_module(device).get_device_properties(device)
     return int(properties.major), int(properties.minor)
 
 
 @cache
-def num_multiprocessors(device: torch.device) -> int:
+def num_multiprocessors(device: "torch.device") -> int:
     """How many programs run at once at least; under the interpreter a small number."""
     if device.type == "cpu":
         return 4
+    import torch
+
     properties = torch.get_device_module(device).get_device_properties(device)
     return int(properties.multi_processor_count)

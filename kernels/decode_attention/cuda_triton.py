@@ -169,7 +169,7 @@ def _attend(
 def choose_num_splits(num_seqs: int, num_kv_heads: int, max_context: int, device: object) -> int:
     """Parts of a context: about four programs a multiprocessor, no part under 64 tokens."""
     wanted = 4 * num_multiprocessors(torch.device(str(device))) // (num_seqs * num_kv_heads)
-    return max(1, min(wanted, triton.cdiv(max_context, 64), 64))
+    return max(1, min(wanted, -(-max_context // 64), 64))
 
 
 def decode_attention(

@@ -27,7 +27,9 @@ def normed_and_rotated(
         scale = (1.0 / tl.sqrt(squares / HEAD_DIM + eps))[:, None]
         first *= scale * tl.load(norm_ptr + at).to(tl.float32)[None, :]
         second *= scale * tl.load(norm_ptr + half + at).to(tl.float32)[None, :]
-    return first * cos[None, :] - second * sin[None, :], second * cos[None, :] + first * sin[None, :]
+    return first * cos[None, :] - second * sin[None, :], second * cos[None, :] + first * sin[
+        None, :
+    ]
 
 
 @triton.jit
@@ -72,9 +74,7 @@ def _row(
         tl.store(k_ptr + into + half, k2.to(k_ptr.dtype.element_ty), mask=is_kv[:, None])
         dims = tl.arange(0, HEAD_DIM)
         offsets = kv_heads[:, None] * HEAD_DIM + dims[None, :]
-        v = tl.load(
-            k_start + NUM_KV_HEADS * HEAD_DIM + offsets, mask=is_kv[:, None], other=0.0
-        )
+        v = tl.load(k_start + NUM_KV_HEADS * HEAD_DIM + offsets, mask=is_kv[:, None], other=0.0)
         tl.store(v_ptr + place + offsets, v.to(v_ptr.dtype.element_ty), mask=is_kv[:, None])
 
 

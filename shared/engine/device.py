@@ -5,8 +5,9 @@ that (streams, events, graphs) joins it here when a device needs it.
 """
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +17,7 @@ from finback.shared.engine.memory import free_memory_bytes
 from finback.shared.errors import BackendUnavailable
 
 DeviceName = Literal["cpu", "cuda"]
+_T = TypeVar("_T")
 _CGROUP_CPU: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
@@ -49,6 +51,23 @@ def num_cores() -> int:
 def set_num_threads(num_threads: int) -> None:
     """How many threads torch's CPU kernels use, for the whole process."""
     torch.set_num_threads(num_threads)
+
+
+def record_graph(launch: Callable[[], _T]) -> tuple[Callable[[], None], _T]:
+    """Record what `launch` launches: (replay, the tensors that each replay writes).
+
+    It is called twice, first to compile kernels and make handles; both times it must launch only,
+    over tensors that stay where they are.
+    """
+    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        launch()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        found = launch()
+    return graph.replay, found
 
 
 class Device:

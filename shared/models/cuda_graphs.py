@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from finback.kernels.decode_attention import DecodeWorkspace
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.kv_pool import KVPool
 
@@ -22,11 +23,15 @@ def bucket_of(num_rows: int) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Recorded:
-    """A graph and its buffers. Rows past the batch have context_lens 0, so they touch nothing."""
+    """A graph and its buffers. Rows past the batch have context_lens 0, so they touch nothing.
+
+    What a graph was recorded over must outlive it, hence the workspace.
+    """
 
     token_ids: torch.Tensor
     context_lens: torch.Tensor
     block_tables: torch.Tensor
+    workspace: DecodeWorkspace
     replay: Callable[[], None]
     hidden: torch.Tensor
 
@@ -93,6 +98,7 @@ class DecodeGraphs:
             token_ids=token_ids,
             context_lens=context_lens,
             block_tables=block_tables,
+            workspace=workspace,
             replay=replay,
             hidden=hidden,
         )
