@@ -212,3 +212,25 @@ def test_grammars_are_checked_by_the_sampler(stack: GatewayStack) -> None:
         assert reply.status_code == 400
         assert reply.json()["error"]["param"] == param
         assert reply.json()["error"]["code"] == "invalid_grammar"
+
+
+def test_one_trace_a_request(stack: GatewayStack) -> None:
+    trace_id = f"{time.time_ns():032x}"
+    reply = post(stack, BODY, traceparent=f"00-{trace_id}-00f067aa0ba902b7-01")
+    request_id = reply.headers["x-request-id"]
+    wanted = {"gateway chat.completions", "gateway encode", "gateway route", "router route",
+              "prefill generate", "gateway detokenise"}  # fmt: skip
+    found: dict[str, dict[str, Any]] = {}
+    end_s = time.monotonic() + 15
+    while not wanted <= found.keys() and time.monotonic() < end_s:
+        time.sleep(0.2)
+        for path in (stack.folder / "traces").glob("*.jsonl"):
+            for line in path.read_text().splitlines():
+                if trace_id in line:
+                    span = json.loads(line)
+                    found[span["name"]] = span
+    assert wanted <= found.keys()
+    root = found["gateway chat.completions"]["attributes"]
+    assert root["finback.request_id"] == request_id
+    assert root["gen_ai.usage.output_tokens"] == reply.json()["usage"]["completion_tokens"]
+    assert root["gen_ai.response.time_to_first_token"] > 0
