@@ -2,9 +2,6 @@
 
 import asyncio
 import dataclasses
-import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,8 +12,7 @@ from finback.services.cache.service import CacheService
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.engine.token_chunks import split_token_ids
-from finback.shared.errors import Cancelled, Overloaded, ServingError, Unavailable
-from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
+from finback.shared.errors import Cancelled, ServingError
 from finback.shared.wire.messages.decode import (
     EndAck,
     HandoffReply,
@@ -27,44 +23,15 @@ from finback.shared.wire.messages.decode import (
     ResumeRequest,
 )
 from finback.shared.wire.messages.draft import Draft, DraftReply, DraftRequest
-from finback.shared.wire.messages.generate import GrammarSpec, SamplingSpec
+from finback.shared.wire.messages.generate import GrammarSpec
 from finback.shared.wire.messages.prefill import PrefillAccepted, PrefillRequest, TokenChunk
 from finback.shared.wire.messages.sampler import Mask, MaskReply, MaskRequest
 from support.fake_engine import BLOCK_SIZE, expected, kv_of
 from support.nats_server import NatsServer
-from support.worker_nest import Nest, nest
-from support.worker_stack import Generation, MiniGateway
+from support.role_stack import PROMPT, pair, sampling, stack, until
+from support.worker_stack import Generation
 
 pytestmark = pytest.mark.nats
-
-PROMPT = list(range(1, 40))
-
-
-@asynccontextmanager
-async def stack(
-    server: NatsServer, prefix: str, folder: Path, **overrides: object
-) -> AsyncIterator[tuple[Nest, MiniGateway]]:
-    async with nest(server.url, prefix, folder, **overrides) as made:
-        gateway = await MiniGateway.connect(server.url, prefix)
-        try:
-            yield made, gateway
-        finally:
-            await gateway.close()
-
-
-def sampling(max_tokens: int = 20) -> SamplingSpec:
-    return SamplingSpec(temperature=0.0, max_tokens=max_tokens)
-
-
-async def until(is_true: Callable[[], bool], timeout_s: float = 2.0) -> None:
-    """Wait for something that nobody tells."""
-    async with asyncio.timeout(timeout_s):
-        while not is_true():  # noqa: ASYNC110  # a test looks from outside
-            await asyncio.sleep(0.01)
-
-
-async def pair(gateway: MiniGateway) -> tuple[InstanceRecord, InstanceRecord]:
-    return await gateway.instance_of("prefill"), await gateway.instance_of("decode")
 
 
 @pytest.mark.parametrize("num_prompt", [1, 2, BLOCK_SIZE, BLOCK_SIZE + 1, 39])
@@ -240,98 +207,6 @@ async def test_bad_tickets_are_recomputed(
         assert engine.num_recomputed == len(PROMPT) - 1 - 5 * BLOCK_SIZE
 
 
-async def test_overload_is_told(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
-        await made.worker("prefill")
-        await made.worker("decode", max_sequences=1)
-        prefill, decode = await pair(gateway)
-        first = await gateway.place(gateway.spec(PROMPT, sampling(900)), prefill, decode)
-        await first.wait_tokens(1)
-        second = await gateway.place(gateway.spec(PROMPT, sampling(5)), prefill, decode)
-        await second.wait()
-        assert second.failed is not None and second.failed.code == Overloaded.code
-        assert not first.is_over
-
-
-async def test_a_lost_prefill_frees_its_reservations(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
-        worker = await made.worker("prefill", chunk=1, step_s=0.2)
-        await made.worker("decode")
-        prefill, decode = await pair(gateway)
-        generation = await gateway.place(gateway.spec(PROMPT, sampling()), prefill, decode)
-        await asyncio.sleep(0.1)
-        assert made.engines[decode.instance].sequences
-        await made.crash(worker)
-        lost = InstanceLost(
-            service="prefill", instance=prefill.instance, epoch=prefill.epoch, reason="killed"
-        )
-        event = gateway.subjects.event("supervisor", "instance-lost")
-        await gateway.client.publish(event, lost)
-        await generation.wait(2)
-        assert generation.end.error_code == Unavailable.code
-        assert made.engines[decode.instance].sequences == {}
-
-
-async def test_a_silent_prefill_is_pinged_and_given_up(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("finback.services.decode.watch._SILENCE_S", 0.3)
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
-        worker = await made.worker("prefill", chunk=1, step_s=0.5)
-        await made.worker("decode")
-        prefill, decode = await pair(gateway)
-        generation = await gateway.place(gateway.spec(PROMPT, sampling()), prefill, decode)
-        await asyncio.sleep(1.0)
-        assert not generation.is_over  # it answers pings: only slow
-        await made.crash(worker)
-        await generation.wait(2)
-        assert generation.end.error_code == Unavailable.code
-
-
-async def test_a_lost_gateway_is_cancelled(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
-        await made.worker("prefill")
-        await made.worker("decode")
-        prefill, decode = await pair(gateway)
-        generation = await gateway.place(gateway.spec(PROMPT, sampling(900)), prefill, decode)
-        await generation.wait_tokens(2)
-        lost = InstanceLost(service="gateway", instance=gateway.instance, epoch=1, reason="killed")
-        event = gateway.subjects.event("supervisor", "instance-lost")
-        await gateway.client.publish(event, lost)
-        await until(lambda: not made.engines[decode.instance].sequences)
-
-
-class LeasedGateway(Service):
-    """Nothing but a registry entry."""
-
-    name: ClassVar[str] = "gateway"
-
-
-async def test_a_gateway_without_a_lease_is_cancelled(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    """No supervisor tells: the registry's lease runs out."""
-    async with stack(nats_server, subject_prefix, tmp_path, lease_ttl_s=1.0) as (made, gateway):
-        await made.worker("prefill")
-        await made.worker("decode", step_s=0.05)
-        leased = await made.start(LeasedGateway)
-        prefill, decode = await pair(gateway)
-        await gateway.instance_of("gateway")
-        spec = dataclasses.replace(gateway.spec(PROMPT, sampling(900)), gateway=leased.instance)
-        await gateway.place(spec, prefill, decode)
-        await until(lambda: bool(made.engines[decode.instance].sequences))
-        await asyncio.sleep(1.5)
-        assert made.engines[decode.instance].sequences
-        await made.crash(leased)
-        await until(lambda: not made.engines[decode.instance].sequences, 3.5)
-
-
 async def test_masks_and_drafts_are_asked_for(
     nats_server: NatsServer, subject_prefix: str, tmp_path: Path
 ) -> None:
@@ -447,47 +322,3 @@ async def test_finish_resume_credit_and_heartbeats(
         await asyncio.sleep(0.05)
         assert (await resume(0)).row is None
         assert made.engines[decode.instance].ended == {}
-
-
-async def test_a_drained_worker_finishes_then_stops(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
-        await made.worker("prefill")
-        worker = await made.worker("decode")
-        prefill, decode = await pair(gateway)
-        generation = await gateway.place(gateway.spec(PROMPT, sampling(100)), prefill, decode)
-        await generation.wait_tokens(2)
-        worker.request_drain()
-        await asyncio.sleep(0.05)
-        refused = await gateway.place(gateway.spec(PROMPT, sampling(5)), prefill, decode)
-        await refused.wait()
-        assert refused.failed is not None and refused.failed.code == Unavailable.code
-        assert refused.failed.instance == decode.instance
-        await generation.wait()
-        assert generation.tokens == expected(PROMPT, 1, 100)
-        await asyncio.wait_for(made.task_of(worker), 5)
-
-
-async def test_a_failing_engine_takes_the_service_down(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, _):
-        worker = await made.worker("decode")
-        made.engines[worker.instance].fail(RuntimeError("device lost"))
-        with pytest.raises(BaseExceptionGroup):
-            await asyncio.wait_for(made.task_of(worker), 5)
-
-
-async def test_a_deadline_ends_the_request(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
-) -> None:
-    async with stack(nats_server, subject_prefix, tmp_path) as (made, gateway):
-        await made.worker("prefill")
-        await made.worker("decode")
-        prefill, decode = await pair(gateway)
-        spec = dataclasses.replace(gateway.spec(PROMPT, sampling(900)), timeout_ms=500)
-        begun = time.monotonic()
-        generation = await (await gateway.place(spec, prefill, decode)).wait()
-        assert generation.end.error_code == "deadline_exceeded"
-        assert 0.3 < time.monotonic() - begun < 2
