@@ -29,6 +29,8 @@ MAX_ATTEMPTS: Final = 3
 MAX_CRASHES: Final = 2
 # How long an instance is waited for: a restarted one needs a few seconds.
 ROUTE_WAIT_S: Final = 10.0
+# After the loss of an instance the client hears within 5 s: an answer, or that there is none.
+REPLACE_WAIT_S: Final = 4.0
 PLACE_TIMEOUT_S: Final = 5.0
 CHUNK_BYTES: Final = 256 * 1024
 _PAUSE_S: Final = (0.02, 0.1)
@@ -124,7 +126,8 @@ class Lifecycle:
             attempt=generation.attempt,
             exclude=generation.excluded,
         )
-        waiting = Deadline.after(min(ROUTE_WAIT_S, generation.deadline.remaining_s()))
+        wait_s = ROUTE_WAIT_S if generation.attempt == 1 else REPLACE_WAIT_S
+        waiting = Deadline.after(min(wait_s, generation.deadline.remaining_s()))
         with tracing.span("gateway route") as span:
             while True:
                 try:
