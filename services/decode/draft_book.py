@@ -4,7 +4,7 @@ Positions are absolute: the index of a token in prompt + completion.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from finback.services.decode.draft_policy import (
     DraftHistory,
@@ -38,6 +38,10 @@ class DraftBook:
 
     def __contains__(self, key: Key) -> bool:
         return key in self._entries
+
+    def set_min_gain(self, min_gain: float) -> None:
+        """What a drafted step must bring on this machine, now that it is known."""
+        self._policy = replace(self._policy, min_gain=min_gain)
 
     def add(self, key: Key) -> None:
         """Start drafting for a sequence."""

@@ -6,12 +6,21 @@ a moving average of the tokens it gained per drafted step; below a floor it is l
 at growing intervals, and it comes back as soon as a probe is accepted.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Final
+
+from finback.shared.engine.step_times import StepTime
+
+_MIN_STEPS: Final = 4
+_LEAST_GAIN: Final = 0.2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DraftPolicy:
     """`gain` is accepted draft tokens per verifying step; the floor is where drafting stops paying.
+
+    `min_gain` holds until the machine's own step times tell better (see `break_even`).
 
     `max_rows`: drafting stops when the running sequences with their drafts would need more rows in
     one step, because a batch that big is bound by arithmetic and rows are no longer nearly free.
@@ -34,6 +43,25 @@ class DraftHistory:
     wait_steps: int = 0
     probe_steps: int = 0
     num_empty: int = 0
+
+
+def break_even(times: Iterable[StepTime], num_running: int, num_draft_tokens: int) -> float | None:
+    """The gain that pays for a drafted step of all `num_running` sequences; None if not known yet.
+
+    A step with drafts costs `drafted` ms and brings 1 + gain tokens a sequence, one without costs
+    `plain` ms and brings one: it pays from drafted / plain - 1 on. Half of the draft is always
+    taken as enough, so that a slow moment of the machine does not switch a good drafter off.
+    """
+    plain_ms = drafted_ms = None
+    num_rows = num_running * (1 + num_draft_tokens)
+    for row in times:
+        if row.num_steps >= _MIN_STEPS and row.low <= num_running <= row.high:
+            plain_ms = row.recent_ms
+        if row.num_steps >= _MIN_STEPS and row.low <= num_rows <= row.high:
+            drafted_ms = row.recent_ms
+    if not plain_ms or not drafted_ms:
+        return None
+    return min(max(drafted_ms / plain_ms - 1.0, _LEAST_GAIN), num_draft_tokens / 2)
 
 
 def should_ask(policy: DraftPolicy, history: DraftHistory, num_running: int) -> bool:

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from finback.services.decode.draft_book import DraftBook, Key, TokensFrom
-from finback.services.decode.draft_policy import DraftPolicy
+from finback.services.decode.draft_policy import DraftPolicy, break_even
 from finback.services.decode.fair_parent import FairParent
 from finback.shared.clock import monotonic_s
 from finback.shared.engine.worker_host import WorkerHost
@@ -21,6 +21,8 @@ from finback.shared.wire.messages.draft import DraftReply, DraftRequest, DraftRo
 _TIMEOUT_S: Final = 0.5
 # After a failure the drafter is left alone this long, so that its restart is not hammered.
 _BACK_OFF_S: Final = 0.5
+# Steps between two looks at what steps with and without drafts cost.
+_WEIGH_EVERY: Final = 8
 
 
 class DraftPump:
@@ -37,6 +39,8 @@ class DraftPump:
         self._book = DraftBook(policy)
         self._tokens_from = tokens_from
         self._parents = FairParent(parent_of)
+        self._num_draft_tokens = policy.num_draft_tokens
+        self._num_wants = 0
         self._quiet_until_s = 0.0
         self._wake = asyncio.Event()
 
@@ -56,10 +60,20 @@ class DraftPump:
 
     def want(self, keys: tuple[Key, ...], num_running: int) -> None:
         """The engine could use drafts for these sequences in its next step."""
+        if not keys:
+            return
+        self._weigh(num_running)
         for key in keys:
             self._book.want(key, num_running)
-        if keys:
-            self._wake.set()
+        self._wake.set()
+
+    def _weigh(self, num_running: int) -> None:
+        self._num_wants += 1
+        if self._num_wants % _WEIGH_EVERY == 0:
+            times = self._host.engine.step_times
+            gain = break_even(times, num_running, self._num_draft_tokens)
+            if gain is not None:
+                self._book.set_min_gain(gain)
 
     async def run(self) -> None:
         """Ask for drafts for ever."""

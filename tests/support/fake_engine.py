@@ -21,6 +21,7 @@ from finback.shared.engine.output import (
     StepOutput,
 )
 from finback.shared.engine.sequence import SequenceCounts, SequenceKey, SequenceSpec, TokenIds
+from finback.shared.engine.step_times import StepTime
 from finback.shared.errors import NotFound
 from finback.shared.wire.messages.control import CacheSpec
 from finback.shared.wire.messages.generate import EndInfo, TokenLogprob
@@ -203,6 +204,10 @@ class FakeEngine:
         for i in range(len(data) // TOKEN_BYTES):
             part = bytes(data[i * TOKEN_BYTES : (i + 1) * TOKEN_BYTES])
             sequence.kv[block_index * BLOCK_SIZE + i] = part
+
+    @property
+    def step_times(self) -> tuple[StepTime, ...]:
+        return ()
 
     def load(self) -> EngineLoad:
         return EngineLoad(

@@ -9,8 +9,10 @@ from finback.services.decode.draft_policy import (
     after_empty,
     after_step,
     after_verify,
+    break_even,
     should_ask,
 )
+from finback.shared.engine.step_times import StepTimes
 
 POLICY = DraftPolicy()
 
@@ -54,6 +56,20 @@ def test_empty_answers_thin_out_the_questions() -> None:
             history = after_empty(POLICY, history)
         history = after_step(history)
     assert 200 // (POLICY.max_idle_steps + 1) <= num_asked <= 80
+
+
+def test_break_even_comes_from_measured_steps() -> None:
+    times = StepTimes()
+    assert break_even(times.table(), 1, 4) is None
+    for _ in range(10):
+        times.record(1, 10.0)
+        times.record(5, 18.0)
+    gain = break_even(times.table(), 1, 4)
+    assert gain is not None and abs(gain - 0.8) < 1e-9
+    for _ in range(100):
+        times.record(5, 90.0)
+    assert break_even(times.table(), 1, 4) == 2.0
+    assert break_even(times.table(), 3, 4) is None
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), max_size=200))
