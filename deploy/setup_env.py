@@ -76,12 +76,8 @@ def install(venv: Path, groups: list[str]) -> None:
 
 def warm_up(python: Path) -> None:
     """Compile the CPU kernels now, so that the first start does not wait for it."""
-    found = (
-        "import importlib.util as u, sys; sys.exit(u.find_spec('finback.kernels.warm_up') is None)"
-    )
-    if subprocess.run([str(python), "-c", found], check=False).returncode == 0:
-        say("compiling kernels (kept for the next start)")
-        subprocess.run([str(python), "-m", "finback.kernels.warm_up"], check=True)
+    say("compiling kernels (about half a minute; kept for every start)")
+    subprocess.run([str(python), str(ROOT / "deploy" / "compile_kernels.py")], check=True)
 
 
 def install_torch(pip: list[str], python: Path) -> None:
