@@ -12,7 +12,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from finback.shared.wire.messages.control import CacheSpec
 
 if TYPE_CHECKING:
     from finback.shared.models.causal_lm import CausalLM
+
+_WARM_UP_ROWS: Final = 16
 
 
 class Engine:
@@ -125,14 +127,25 @@ class Engine:
     # -- lifecycle
 
     async def start(self) -> None:
-        """Start the device thread; results go to the running event loop."""
+        """Start the device thread and warm it up; results go to the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._failure = self._loop.create_future()
         self._thread = DeviceThread(
             self._loop, prepare=self._device.prepare_thread, on_failure=self._fail
         )
         self._thread.start()
+        try:
+            await self._warm_up()
+        except BaseException:
+            await self._thread.stop()
+            raise
         self._is_running = True
+
+    async def _warm_up(self) -> None:
+        for num_rows in (1, min(_WARM_UP_ROWS, self.config.block_size)):
+            for _ in range(2):  # the first one loads, the second one is the time
+                took_ms = await self._thread.call(partial(self._runner.warm_up, num_rows))
+            self._times.record(num_rows, took_ms)
 
     async def stop(self) -> None:
         """Let the running step end, drop all sequences (no ends are told), stop the thread."""
@@ -287,13 +300,16 @@ class Engine:
     def _pump(self) -> None:
         while self._is_running and self._may_plan():
             plan = self._scheduler.plan()
-            news = self._scheduler.take_news()
-            if news:
-                self._outbox.append(step_output(news, self._progress))
             if plan is None:
                 return
             self._plans.append(plan)
             self._thread.submit(partial(self._runner.execute, plan), self._retired)
+
+    def _collect_news(self) -> None:
+        """What needs no step: a mask that a new sequence wants, a prompt that is cached whole."""
+        news = self._scheduler.take_news()
+        if news:
+            self._outbox.append(step_output(news, self._progress))
 
     def _may_plan(self) -> bool:
         if not self._plans:
@@ -327,6 +343,7 @@ class Engine:
         self._outbox.append(step_output(committed, result.step, result))
 
     def _tell(self) -> None:
+        self._collect_news()
         while self._outbox:
             self._on_step(self._outbox.pop(0))
 

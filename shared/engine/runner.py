@@ -6,6 +6,7 @@ only `slots.offer_draft` is called from elsewhere.
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from finback.shared.clock import monotonic_s
@@ -62,6 +63,29 @@ class Runner:
             started_s=started,
             duration_ms=1e3 * (monotonic_s() - started),
         )
+
+    @torch.inference_mode()
+    def warm_up(self, num_rows: int) -> float:
+        """Run a step of `num_rows` (at most a block) through free block 0; milliseconds it took.
+
+        For the first request this loads code and pages; its sequence is nobody's.
+        """
+        started = monotonic_s()
+        tensor = self._device.tensor
+        rows = np.arange(num_rows, dtype=np.int32)
+        batch = ForwardBatch(
+            token_ids=tensor(np.zeros_like(rows)),
+            positions=tensor(rows),
+            slot_mapping=tensor(rows),
+            block_tables=tensor(np.zeros((1, 1), dtype=np.int32)),
+            cu_seqlens=tensor(np.array([0, num_rows], dtype=np.int32)),
+            context_lens=tensor(np.array([num_rows], dtype=np.int32)),
+            max_q=num_rows,
+            max_context=num_rows,
+            logit_rows=tensor(np.array([num_rows - 1])),
+        )
+        self._sampling.warm_up(self._model.logits(self._model.forward(batch, self._pool)))
+        return 1e3 * (monotonic_s() - started)
 
     def _run(self, items: tuple[PlanItem, ...], rows: StepRows, out: list[ItemResult]) -> None:
         hidden = self._model.forward(self._batch(rows), self._pool)

@@ -4,14 +4,14 @@ Token counts for penalties live here, per slot, rebuilt from the tokens when a s
 that verifies a draft sees them with the drafts before it laid over.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from finback.kernels import dispatch
-from finback.kernels.sample_tokens import SampledTokens, SamplingTensors
+from finback.kernels.sample_tokens import SampledTokens, SamplingTensors, greedy
 from finback.shared.engine.device import Device
 from finback.shared.engine.plan import SlotInit
 from finback.shared.engine.slots import SlotTable, StepRows
@@ -160,6 +160,15 @@ class SamplingState:
             is_finite=found.is_finite.tolist(),
             logprobs=logprobs,
         )
+
+    def warm_up(self, logits: torch.Tensor) -> None:
+        """Choose from logits that are nobody's, greedily and not."""
+        for temperature in (0.0, 1.0):
+            params = greedy(logits.shape[0], self._device.name)
+            temperatures = torch.full_like(params.temperature, temperature)
+            self._sample(
+                logits, replace(params, temperature=temperatures, is_all_greedy=not temperature)
+            )
 
     # -- parameters of the rows
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -62,8 +62,10 @@ class Driver:
         async with asyncio.timeout(timeout_s):
             while not is_reached():
                 self._changed.clear()
-                waits = [asyncio.ensure_future(self._changed.wait())]
-                waits.append(asyncio.ensure_future(self.engine.failed()))
+                waits: list[asyncio.Future[Any]] = [
+                    asyncio.ensure_future(self._changed.wait()),
+                    asyncio.ensure_future(self.engine.failed()),
+                ]
                 done, rest = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
                 for wait in rest:
                     wait.cancel()

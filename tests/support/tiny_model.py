@@ -63,6 +63,7 @@ class RandomReader:
 @lru_cache(maxsize=4)
 def tiny_model(mode: str = "deterministic", seed: int = 0) -> CausalLM:
     """The network op by op, with blocks of any size."""
+    torch.set_num_threads(1)  # threads cost more than they bring at this size
     kernels = dispatch.select_all("cpu", mode)
     reader = RandomReader(CONFIG, seed)
     return Transformer(CONFIG, reader, kernels, device="cpu", mode=mode, dtype=torch.float32)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from finback.shared.errors import ConfigError, InvalidRequest, InvariantViolated
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.kv_pool import KVPool
 from finback.shared.wire.messages.generate import SamplingSpec
-from support.engine_driver import Driver, generate
+from support.engine_driver import Completion, Driver, generate
 from support.slow_engine import slow_completion
 from support.tiny_model import CONFIG, tiny_model
 
@@ -46,6 +47,14 @@ def _spec(name: str = "r", num_prompt: int = 9, **fields: Any) -> SequenceSpec:
             **fields,
         }
     )
+
+
+def _wants(driver: Driver, position: int) -> bool:
+    return driver.wants_mask(("constrained", 0)) == position
+
+
+def _has_more(got: Completion, count: int) -> bool:
+    return len(got.tokens) > count
 
 
 def _expected(spec: SequenceSpec) -> list[int]:
@@ -127,12 +136,12 @@ def test_masks_are_awaited_by_their_sequence_alone() -> None:
             assert other.tokens == _expected(_spec("other"))
             got = driver.got[spec.key]
             for position, allowed in enumerate((50, 60, 70, 80)):
-                await driver.until(lambda p=position: driver.wants_mask(spec.key) == p)
+                await driver.until(partial(_wants, driver, position))
                 words = np.zeros(-(-CONFIG.vocab_size // 32), dtype=np.uint32)
                 words[allowed // 32] = 1 << allowed % 32
                 driver.engine.provide_mask(spec.key, position + 1, words.tobytes())  # too early
                 driver.engine.provide_mask(spec.key, position, words.tobytes())
-                await driver.until(lambda p=position: len(got.tokens) > p)
+                await driver.until(partial(_has_more, got, position))
             assert got.tokens == [50, 60, 70, 80]
             with pytest.raises(InvalidRequest):
                 driver.engine.provide_mask(spec.key, 0, b"short")
@@ -222,7 +231,8 @@ class _Spoiled:
         return getattr(self._model, name)
 
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
-        return self._spoil(batch, self._model.forward(batch, kv))
+        hidden: torch.Tensor = self._spoil(batch, self._model.forward(batch, kv))
+        return hidden
 
 
 def test_logits_that_are_not_finite_end_their_sequence_alone() -> None:
@@ -244,7 +254,9 @@ def test_logits_that_are_not_finite_end_their_sequence_alone() -> None:
 
 def test_a_failing_device_fails_the_engine() -> None:
     def explode(batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
-        raise RuntimeError("the device is gone")
+        if batch.max_context == 9:  # the prompt, not the warm-up
+            raise RuntimeError("the device is gone")
+        return hidden
 
     async def main() -> None:
         model: Any = _Spoiled(explode)
@@ -256,6 +268,20 @@ def test_a_failing_device_fails_the_engine() -> None:
             assert driver.engine.add(_spec("more")).reason == "stopped"
             with pytest.raises(Unavailable):
                 await driver.engine.export_block(("r", 0), 0, memoryview(bytearray()))
+
+    _run(main())
+
+
+def test_a_device_that_fails_at_once_stops_the_start() -> None:
+    def explode(batch: ForwardBatch, hidden: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("no device")
+
+    async def main() -> None:
+        model: Any = _Spoiled(explode)
+        driver = Driver(model, SMALL)
+        with pytest.raises(RuntimeError, match="no device"):
+            await driver.engine.start()
+        assert driver.engine.add(_spec()).reason == "stopped"
 
     _run(main())
 

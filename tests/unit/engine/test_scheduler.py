@@ -4,7 +4,8 @@ from typing import Any
 
 import numpy as np
 
-from finback.shared.engine.scheduler import Committed, Scheduler
+from finback.shared.engine.outcome import Committed
+from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import SequenceSpec
 from finback.shared.engine.table import SchedulerConfig
 from finback.shared.wire.messages.generate import SamplingSpec
@@ -65,7 +66,7 @@ class Bench:
             if any(row.key == (name, 0) and row.end for row in self.step()[1].rows):
                 tokens = self.scheduler.tokens((name, 0))
                 assert tokens is not None
-                return tokens.tolist()
+                return [int(token) for token in tokens]
         raise AssertionError(f"{name} never ended")
 
 

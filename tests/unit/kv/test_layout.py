@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_a_block_holds_no_more_than_a_block(num_tokens: int) -> None:
 
 
 @pytest.mark.parametrize("change", [{"kv_dtype": "int3"}, {"head_dim": 0}])
-def test_bad_geometry_is_refused(change: dict[str, object]) -> None:
+def test_bad_geometry_is_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(change))):
         replace(GEOMETRY, **change)
 
