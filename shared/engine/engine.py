@@ -4,12 +4,10 @@ All methods are for the event-loop thread and none of them blocks. Lifecycle: `s
 `stop`. A failure of the device thread is final: `on_failure` is called, `failed()` raises, and the
 process is expected to die and be started again.
 
-The loop plans and commits, the device thread computes. While step t runs, plan t + 1 may already
-lie in the thread's queue (`EngineConfig.overlap_below_ms`); its result is committed one step late.
+The loop plans and commits (`step_loop`), the device thread computes.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Final
@@ -21,9 +19,7 @@ from finback.shared.engine.block_port import BlockPort
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device, choose_device
 from finback.shared.engine.device_thread import DeviceThread
-from finback.shared.engine.outcome import step_output
 from finback.shared.engine.output import Admission, EngineLoad, StepOutput
-from finback.shared.engine.plan import StepPlan, StepResult
 from finback.shared.engine.runner import Runner
 from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import (
@@ -34,6 +30,7 @@ from finback.shared.engine.sequence import (
     TokenIds,
 )
 from finback.shared.engine.sizing import EngineSizes, choose_sizes
+from finback.shared.engine.step_loop import StepLoop
 from finback.shared.engine.step_times import StepTime, StepTimes
 from finback.shared.errors import InvalidRequest, InvariantViolated, Unavailable
 from finback.shared.wire.messages.control import CacheSpec
@@ -56,7 +53,10 @@ class Engine:
         on_failure: Callable[[BaseException], None] | None = None,
         owns_model: bool = False,
     ) -> None:
-        """Take the memory; close the model at `stop` if it is owned. Raises `ConfigError` when it does not fit, and says the sum."""
+        """Take the memory. Raises `ConfigError` when it does not fit, and says the sum.
+
+        `owns_model`: close the model at `stop`.
+        """
         device = Device(choose_device(config.device), config.num_threads)
         self.config = config
         self.sizes: EngineSizes = choose_sizes(model, config, device)
@@ -64,16 +64,17 @@ class Engine:
         self._runner = Runner(model, self.sizes, config, device)
         self._scheduler = Scheduler(self.sizes.scheduler_config(config))
         self._blocks = BlockPort(self._scheduler.table, self._runner, self.sizes.geometry)
-        self._on_step = on_step
         self._on_failure = on_failure
         self._owns_model = owns_model
         self._times = StepTimes()
-        self._plans: deque[StepPlan] = deque()
-        self._outbox: list[StepOutput] = []
-        self._is_running = False
-        self._is_pumping = False
-        self._progress = 0
-        self._loop: asyncio.AbstractEventLoop
+        self._steps = StepLoop(
+            self._scheduler,
+            self._runner.execute,
+            self._times,
+            overlap_below_ms=config.overlap_below_ms,
+            on_step=on_step,
+            on_error=self._fail,
+        )
         self._thread: DeviceThread
         self._failure: asyncio.Future[None]
 
@@ -97,7 +98,7 @@ class Engine:
     @property
     def progress(self) -> int:
         """Rises with every retired step; for ping."""
-        return self._progress
+        return self._steps.progress
 
     @property
     def step_times(self) -> tuple[StepTime, ...]:
@@ -128,10 +129,10 @@ class Engine:
 
     async def start(self) -> None:
         """Start the device thread and warm it up; results go to the running event loop."""
-        self._loop = asyncio.get_running_loop()
-        self._failure = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        self._failure = loop.create_future()
         self._thread = DeviceThread(
-            self._loop, prepare=self._device.prepare_thread, on_failure=self._fail
+            loop, prepare=self._device.prepare_thread, on_failure=self._fail
         )
         self._thread.start()
         try:
@@ -139,7 +140,7 @@ class Engine:
         except BaseException:
             await self._thread.stop()
             raise
-        self._is_running = True
+        self._steps.start(loop, self._thread)
 
     async def _warm_up(self) -> None:
         for num_rows in (1, min(_WARM_UP_ROWS, self.config.block_size)):
@@ -149,7 +150,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Let the running step end, drop all sequences (no ends are told), stop the thread."""
-        self._is_running = False
+        self._steps.is_running = False
         await self._thread.stop()
         for key in list(self._scheduler.table.by_key):
             self._scheduler.abort(key)
@@ -166,10 +167,10 @@ class Engine:
 
     def add(self, spec: SequenceSpec) -> Admission:
         """Queue a sequence, or refuse it with a reason. A newer attempt replaces an older one."""
-        if not self._is_running:
+        if not self._steps.is_running:
             return Admission(accepted=False, reason="stopped", message="the engine has stopped")
         admission = self._scheduler.add(spec)
-        self._wake()
+        self._steps.wake()
         return admission
 
     def activate(
@@ -180,37 +181,37 @@ class Engine:
         `num_cached_tokens`: what prefill found cached, if that is to be reported.
         """
         done = self._scheduler.activate(key, num_computed_tokens, num_cached_tokens)
-        self._wake()
+        self._steps.wake()
         return done
 
     def abort(self, key: SequenceKey) -> bool:
         """End a sequence silently; False if it is not known. Its blocks go with the running step."""
         found = self._scheduler.abort(key) is not None
-        self._wake()
+        self._steps.wake()
         return found
 
     async def abort_and_wait(self, key: SequenceKey) -> bool:
         """`abort`, and return when no running step uses its blocks any more."""
         found = self.abort(key)
-        if found and self._plans:
+        if found and self._steps.is_busy:
             await self._call(lambda: None)
         return found
 
     def finish(self, key: SequenceKey, num_tokens: int) -> SequenceCounts | None:
         """End a choice (silently) with its first `num_tokens` completion tokens; also an ended one."""
         counts = self._scheduler.finish(key, num_tokens)
-        self._wake()
+        self._steps.wake()
         return counts
 
     def grant(self, key: SequenceKey, up_to_offset: int) -> None:
         """Let a choice run up to this completion length."""
         if self._scheduler.grant(key, up_to_offset):
-            self._wake()
+            self._steps.wake()
 
     def release(self, key: SequenceKey) -> None:
         """Mode prefill: the hand-over is done, its blocks may go."""
         self._scheduler.release(key)
-        self._wake()
+        self._steps.wake()
 
     def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> None:
         """The tokens allowed at completion index `position` (int32 LE [ceil(vocab / 32)])."""
@@ -219,7 +220,7 @@ class Engine:
                 f"a bitmask has {self._runner.bitmask_bytes} bytes here, not {len(bitmask)}"
             )
         if self._scheduler.provide_mask(key, position, bitmask):
-            self._wake()
+            self._steps.wake()
 
     def provide_draft(self, key: SequenceKey, position: int, token_ids: TokenIds) -> None:
         """A guess for absolute positions `position`, `position` + 1, ...; may be late or wrong.
@@ -268,7 +269,7 @@ class Engine:
             await self._call(work)
 
     def _check_running(self) -> None:
-        if not self._is_running:
+        if not self._steps.is_running:
             raise Unavailable("the engine has stopped")
 
     async def _call(self, work: Callable[[], None]) -> None:
@@ -280,75 +281,8 @@ class Engine:
             raise Unavailable("the engine has stopped")
         done.result()
 
-    # -- steps
-
-    def _wake(self) -> None:
-        """Plan soon, once for all calls of this turn of the loop."""
-        if self._is_running and not self._is_pumping:
-            self._is_pumping = True
-            self._loop.call_soon(self._pump_and_tell)
-
-    def _pump_and_tell(self) -> None:
-        self._is_pumping = False
-        try:
-            self._pump()
-            self._tell()
-        except BaseException as error:  # a broken invariant here is as final as one on the device
-            self._fail(error)
-            raise
-
-    def _pump(self) -> None:
-        while self._is_running and self._may_plan():
-            plan = self._scheduler.plan()
-            if plan is None:
-                return
-            self._plans.append(plan)
-            self._thread.submit(partial(self._runner.execute, plan), self._retired)
-
-    def _collect_news(self) -> None:
-        """What needs no step: a mask that a new sequence wants, a prompt that is cached whole."""
-        news = self._scheduler.take_news()
-        if news:
-            self._outbox.append(step_output(news, self._progress))
-
-    def _may_plan(self) -> bool:
-        if not self._plans:
-            return True
-        if len(self._plans) > 1 or not self.config.overlap_below_ms:
-            return False
-        expected = self._times.expected_ms(self._plans[0].num_rows)
-        return expected is not None and expected < self.config.overlap_below_ms
-
-    def _retired(self, result: StepResult) -> None:
-        """Commit the oldest step, get the next one going, then tell."""
-        try:
-            self._commit(result)
-            self._pump()
-            self._tell()
-        except BaseException as error:  # a broken invariant here is as final as one on the device
-            self._fail(error)
-            raise
-
-    def _commit(self, result: StepResult) -> None:
-        plan = self._plans.popleft()
-        if plan.step != result.step:
-            raise InvariantViolated(f"step {result.step} retired before step {plan.step}")
-        committed = self._scheduler.commit(plan, result.items)
-        self._progress = result.step
-        if result.num_rows:
-            self._times.record(result.num_rows, result.duration_ms)
-        num_tokens = sum(row.token_ids.size for row in committed.rows)
-        if num_tokens:
-            self._times.record_tokens(result.started_s + result.duration_ms / 1e3, num_tokens)
-        self._outbox.append(step_output(committed, result.step, result))
-
-    def _tell(self) -> None:
-        self._collect_news()
-        while self._outbox:
-            self._on_step(self._outbox.pop(0))
-
     def _fail(self, error: BaseException) -> None:
-        self._is_running = False
+        self._steps.is_running = False
         if self._failure.done():
             return
         failure = InvariantViolated(f"the engine failed: {type(error).__name__}")
