@@ -195,6 +195,16 @@ def buckets_passed(counts: list[int]) -> list[int]:
     return list(dict.fromkeys(found))
 
 
+def prefill_seconds(session: Session) -> float:
+    """The prompts' share of a run."""
+    state = next(iter(session.loops.values())).state
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    session.prefill(state)
+    torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
 def profile(session: Session, steps: int = 20) -> list[dict[str, object]]:
     """Device time by kernel over some steps of the first bucket, in microseconds a step."""
     bucket = next(iter(session.loops))
@@ -248,6 +258,7 @@ def measure(name: str, workload: str, model: CudaTransformer, repeat: int) -> di
         "prepared_s": round(prepared_s, 2),
     }
     if session.loops:
+        result["prefill_s"] = round(prefill_seconds(session), 4)
         result["profile"] = profile(session)
     return result
 

@@ -19,11 +19,13 @@ import torch
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeWorkspace:
     """Room for a context's parts: `partial` [S, heads, splits, head_dim + 2] float32, `arrived`
-    [S, kv_heads] int32, zero between calls. `num_splits`: programs that share a context."""
+    [S, kv_heads] int32, zero between calls. `num_splits`: most programs that share a context, of which
+    none takes fewer than `min_tokens` tokens (but the last)."""
 
     partial: torch.Tensor
     arrived: torch.Tensor
     num_splits: int
+    min_tokens: int = 64
 
 
 def new_workspace(
@@ -33,6 +35,7 @@ def new_workspace(
     head_dim: int,
     num_splits: int,
     device: str | torch.device,
+    min_tokens: int = 64,
 ) -> DecodeWorkspace:
     """A workspace for up to `num_seqs` sequences."""
     rows = num_seqs if num_splits > 1 else 1
@@ -42,4 +45,5 @@ def new_workspace(
         ),
         arrived=torch.zeros((rows, num_kv_heads), dtype=torch.int32, device=device),
         num_splits=num_splits,
+        min_tokens=min_tokens,
     )

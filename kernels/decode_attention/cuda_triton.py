@@ -59,33 +59,82 @@ def _join_parts(
 
 
 @triton.jit
+def _keys_and_values(
+    k_ptr, v_ptr, block, tile, position, is_live, stride_block, stride_token,
+    HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """Both halves of a tile's keys, its values, and which of its tokens lie before the new one."""
+    half: tl.constexpr = HEAD_DIM // 2
+    at = tl.arange(0, half)
+    tokens = tl.arange(0, TILE)
+    first = tile * TILE
+    where = (
+        block.to(tl.int64) * stride_block + (first % BLOCK_SIZE + tokens)[:, None] * stride_token
+    )
+    # The last position is the new token's: it comes from registers.
+    is_old = (first + tokens < position) & is_live
+    mask = is_old[:, None]
+    k1 = tl.load(k_ptr + where + at[None, :], mask=mask, other=0.0)
+    k2 = tl.load(k_ptr + where + half + at[None, :], mask=mask, other=0.0)
+    v = tl.load(v_ptr + where + tl.arange(0, HEAD_DIM)[None, :], mask=mask, other=0.0)
+    return k1, k2, v, is_old
+
+
+@triton.jit
+def _absorb(q1, q2, k1, k2, v, is_old, high, total, mixed, scale):
+    """The online softmax's step over a tile."""
+    score = tl.dot(q1, tl.trans(k1))
+    score = tl.dot(q2, tl.trans(k2), score)
+    score = tl.where(is_old[None, :], score * scale, float("-inf"))
+    new_high = tl.maximum(high, tl.max(score, axis=1))
+    shrink = tl.exp2(high - new_high)
+    weight = tl.exp2(score - new_high[:, None])
+    total = total * shrink + tl.sum(weight, axis=1)
+    mixed = tl.dot(weight.to(v.dtype), v, mixed * shrink[:, None])
+    return new_high, total, mixed
+
+
+@triton.jit
 def _attend(
     qkv_ptr, q_norm_ptr, k_norm_ptr, cos_ptr, sin_ptr, table_ptr, context_ptr, k_ptr, v_ptr,
     out_ptr, partial_ptr, arrived_ptr, eps, scale, stride_table, stride_block, stride_token,
     NUM_HEADS: tl.constexpr, NUM_KV_HEADS: tl.constexpr, GROUP: tl.constexpr,
     GROUP_P2: tl.constexpr, ROWS: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr, NUM_SPLITS: tl.constexpr, SPLITS_P2: tl.constexpr, CHUNK: tl.constexpr,
-    HAS_NORM: tl.constexpr, PDL: tl.constexpr,
+    TILE: tl.constexpr, NUM_SPLITS: tl.constexpr, MIN_TILES: tl.constexpr,
+    SPLITS_P2: tl.constexpr, CHUNK: tl.constexpr, HAS_NORM: tl.constexpr,
+    PREFETCH: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One part of one context for one kv head and its GROUP query heads."""
     if PDL:
         tl_cuda.gdc_launch_dependents()
-        tl_cuda.gdc_wait()
     kv_head = tl.program_id(0)
     split = tl.program_id(1)
     seq = tl.program_id(2).to(tl.int64)
     half: tl.constexpr = HEAD_DIM // 2
+    at = tl.arange(0, half)
+    dims = tl.arange(0, HEAD_DIM)
+    head_at = kv_head * HEAD_DIM
+    table = table_ptr + seq * stride_table
     context_len = tl.load(context_ptr + seq)
+    position = context_len - 1
     num_tiles = tl.cdiv(context_len, TILE)
-    per_split = tl.cdiv(num_tiles, NUM_SPLITS)
+    num_parts = tl.minimum(tl.cdiv(num_tiles, MIN_TILES), NUM_SPLITS)
+    per_split = tl.cdiv(num_tiles, tl.maximum(num_parts, 1))
     begin = split * per_split
     end = tl.minimum(begin + per_split, num_tiles)
-    if begin < num_tiles:
-        position = context_len - 1
-        at = tl.arange(0, half)
-        dims = tl.arange(0, HEAD_DIM)
-        cos = tl.load(cos_ptr + position * half + at)
-        sin = tl.load(sin_ptr + position * half + at)
+    is_live = begin < num_tiles
+    # Lengths, tables and old KV are from earlier steps: fetch while the kernel before ends.
+    block = tl.load(table + begin * TILE // BLOCK_SIZE, mask=is_live, other=0)
+    if PREFETCH:
+        k1_first, k2_first, v_first, is_old_first = _keys_and_values(
+            k_ptr + head_at, v_ptr + head_at, block, begin, position, is_live, stride_block,
+            stride_token, HEAD_DIM, BLOCK_SIZE, TILE,
+        )  # fmt: skip
+    cos = tl.load(cos_ptr + position * half + at, mask=(at >= 0) & is_live, other=0.0)
+    sin = tl.load(sin_ptr + position * half + at, mask=(at >= 0) & is_live, other=0.0)
+    if PDL:
+        tl_cuda.gdc_wait()
+    if is_live:
         rows = tl.arange(0, ROWS)
         is_row = rows < GROUP
         row_start = qkv_ptr + seq * ((NUM_HEADS + 2 * NUM_KV_HEADS) * HEAD_DIM)
@@ -98,7 +147,6 @@ def _attend(
         high = tl.full([ROWS], float("-inf"), dtype=tl.float32)
         total = tl.zeros([ROWS], dtype=tl.float32)
         mixed = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
-        head_at = kv_head * HEAD_DIM
         if end == num_tiles:
             k_start = row_start + NUM_HEADS * HEAD_DIM + head_at
             one = tl.arange(0, 1)
@@ -108,8 +156,8 @@ def _attend(
             k1 = k1.to(k_ptr.dtype.element_ty)
             k2 = k2.to(k_ptr.dtype.element_ty)
             v = tl.load(k_start + NUM_KV_HEADS * HEAD_DIM + dims).to(v_ptr.dtype.element_ty)
-            block = tl.load(table_ptr + seq * stride_table + position // BLOCK_SIZE).to(tl.int64)
-            into = block * stride_block + (position % BLOCK_SIZE) * stride_token + head_at
+            place = tl.load(table + position // BLOCK_SIZE).to(tl.int64)
+            into = place * stride_block + (position % BLOCK_SIZE) * stride_token + head_at
             tl.store(k_ptr + into + at[None, :], k1)
             tl.store(k_ptr + into + half + at[None, :], k2)
             tl.store(v_ptr + into + dims, v)
@@ -118,30 +166,24 @@ def _attend(
             high = score * scale
             total = tl.full([ROWS], 1.0, dtype=tl.float32)
             mixed = mixed + v.to(tl.float32)[None, :]
-        tokens = tl.arange(0, TILE)
-        for tile in range(begin, end):
-            first = tile * TILE
-            block = tl.load(table_ptr + seq * stride_table + first // BLOCK_SIZE).to(tl.int64)
-            place = block * stride_block + head_at
-            token_at = place + (first % BLOCK_SIZE + tokens)[:, None] * stride_token
-            # The last position is the new token's: it came from registers.
-            is_old = first + tokens < position
-            k1 = tl.load(k_ptr + token_at + at[None, :], mask=is_old[:, None], other=0.0)
-            k2 = tl.load(k_ptr + token_at + half + at[None, :], mask=is_old[:, None], other=0.0)
-            score = tl.dot(q1, tl.trans(k1))
-            score = tl.dot(q2, tl.trans(k2), score)
-            score = tl.where(is_old[None, :], score * scale, float("-inf"))
-            new_high = tl.maximum(high, tl.max(score, axis=1))
-            shrink = tl.exp2(high - new_high)
-            weight = tl.exp2(score - new_high[:, None])
-            v = tl.load(v_ptr + token_at + dims[None, :], mask=is_old[:, None], other=0.0)
-            total = total * shrink + tl.sum(weight, axis=1)
-            mixed = mixed * shrink[:, None]
-            mixed = tl.dot(weight.to(v.dtype), v, mixed)
-            high = new_high
+        if PREFETCH:
+            high, total, mixed = _absorb(
+                q1, q2, k1_first, k2_first, v_first, is_old_first, high, total, mixed, scale
+            )
+            block = tl.load(table + (begin + 1) * TILE // BLOCK_SIZE, mask=begin + 1 < end, other=0)
+        for tile in range(begin + 1 if PREFETCH else begin, end):
+            # Looked up a tile ahead, so that the fetches of keys and values can run ahead too.
+            ahead = (tile + 1) * TILE // BLOCK_SIZE
+            next_block = tl.load(table + ahead, mask=tile + 1 < end, other=0)
+            k1, k2, v, is_old = _keys_and_values(
+                k_ptr + head_at, v_ptr + head_at, block, tile, position, is_live, stride_block,
+                stride_token, HEAD_DIM, BLOCK_SIZE, TILE,
+            )  # fmt: skip
+            high, total, mixed = _absorb(q1, q2, k1, k2, v, is_old, high, total, mixed, scale)
+            block = next_block
         head = kv_head * GROUP
         out_start = out_ptr + (seq * NUM_HEADS + head) * HEAD_DIM
-        num_parts = tl.cdiv(num_tiles, per_split)
+        num_parts = tl.cdiv(num_tiles, per_split)  # rounding may leave the last parts empty
         if NUM_SPLITS == 1 or num_parts == 1:
             found = (mixed / total[:, None]).to(out_ptr.dtype.element_ty)
             tl.store(
@@ -166,10 +208,25 @@ def _attend(
                 tl.store(counter, 0)
 
 
-def choose_num_splits(num_seqs: int, num_kv_heads: int, max_context: int, device: object) -> int:
-    """Parts of a context: about four programs a multiprocessor, no part under 64 tokens."""
-    wanted = 4 * num_multiprocessors(torch.device(str(device))) // (num_seqs * num_kv_heads)
-    return max(1, min(wanted, -(-max_context // 64), 64))
+def choose_splits(
+    num_seqs: int, num_kv_heads: int, max_context: int, device: str
+) -> tuple[int, int]:
+    """(num_splits, min_tokens) of a workspace.
+
+    Few sequences: about four programs a multiprocessor, of 64 tokens or more. Many: parts of 1024
+    tokens, so that long contexts do not outlast the others, as far as a grid of 16384 programs goes
+    (programs without a part cost something too).
+    """
+    pairs = num_seqs * num_kv_heads
+    wanted = 4 * num_multiprocessors(torch.device(device)) // pairs
+    if wanted > 1:
+        return max(1, min(wanted, -(-max_context // 64), 64)), 64
+    return max(1, min(16_384 // pairs, -(-max_context // 1024), 64)), 1024
+
+
+def launch_shape(is_full: bool) -> tuple[int, int, int]:
+    """(tokens of a tile, warps, stages); `is_full`: the sequences alone fill the device."""
+    return (32, 1, 2) if is_full else (64, 4, 1)
 
 
 def decode_attention(
@@ -193,7 +250,8 @@ def decode_attention(
     block_size, num_kv_heads, head_dim = k_blocks.shape[1:]
     num_heads = out.shape[1] // head_dim
     group = num_heads // num_kv_heads
-    tile = min(64, block_size)
+    tile, warps, stages = launch_shape(workspace.min_tokens > 64)
+    tile = min(tile, block_size)
     if block_size % tile or tile & (tile - 1) or head_dim & (head_dim - 1):
         raise ValueError(f"blocks of {block_size} tokens and heads of {head_dim} are not supported")
     splits = workspace.num_splits
@@ -205,8 +263,8 @@ def decode_attention(
         eps, scale * _LOG2_E, block_tables.stride(0), k_blocks.stride(0), k_blocks.stride(1),
         NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads, GROUP=group, GROUP_P2=group_p2,
         ROWS=max(_MIN_DOT_ROWS, group_p2), HEAD_DIM=head_dim, BLOCK_SIZE=block_size, TILE=tile,
-        NUM_SPLITS=splits, SPLITS_P2=triton.next_power_of_2(splits),
-        CHUNK=min(16, triton.next_power_of_2(splits)), HAS_NORM=q_norm is not None, PDL=pdl,
-        num_warps=4, num_stages=3, **({"launch_pdl": True} if pdl else {}),
+        NUM_SPLITS=splits, MIN_TILES=max(1, workspace.min_tokens // tile), SPLITS_P2=triton.next_power_of_2(splits),
+        CHUNK=min(16, triton.next_power_of_2(splits)), HAS_NORM=q_norm is not None,
+        PREFETCH=pdl and splits > 1, PDL=pdl, num_warps=warps, num_stages=stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out

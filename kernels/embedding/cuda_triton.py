@@ -1,4 +1,8 @@
-"""Rows of the embedding table in Triton, written in any float type."""
+"""Rows of the embedding table in Triton, written in any float type.
+
+It begins a step and is never launched before its predecessor has ended, so every kernel after it may
+read what earlier steps wrote (lengths, tables, KV) even before its own wait.
+"""
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
 # (a Triton kernel's arguments have no Python types, and its decorator has none at all)
@@ -6,17 +10,11 @@
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import cuda as tl_cuda
-
-from finback.kernels.triton_launch import has_dependent_launch
 
 
 @triton.jit
-def _row(token_ptr, table_ptr, out_ptr, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
+def _row(token_ptr, table_ptr, out_ptr, size, BLOCK: tl.constexpr):
     """One row."""
-    if PDL:
-        tl_cuda.gdc_launch_dependents()
-        tl_cuda.gdc_wait()
     row = tl.program_id(0).to(tl.int64)
     token_id = tl.load(token_ptr + row).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -32,9 +30,5 @@ def embedding(
     if out is None:
         out = torch.empty((token_ids.shape[0], size), dtype=torch.float32, device=table.device)
     if token_ids.shape[0]:
-        pdl = has_dependent_launch(table.device)
-        _row[(token_ids.shape[0],)](
-            token_ids, table, out, size, BLOCK=triton.next_power_of_2(size), PDL=pdl,
-            **({"launch_pdl": True} if pdl else {}),
-        )  # fmt: skip
+        _row[(token_ids.shape[0],)](token_ids, table, out, size, BLOCK=triton.next_power_of_2(size))
     return out

@@ -29,10 +29,14 @@ def _tiles(
     dims = tl.arange(0, HEAD_DIM)
     for tile in range(begin, end):
         first = tile * TILE
-        block = tl.load(table_ptr + first // BLOCK_SIZE).to(tl.int64)
-        token_at = block * stride_block + (first % BLOCK_SIZE + tokens) * stride_token
+        inside = first + tokens < context_len
+        if TILE > BLOCK_SIZE:
+            places = table_ptr + (first + tokens) // BLOCK_SIZE
+            block = tl.load(places, mask=inside, other=0).to(tl.int64)
+        else:
+            block = tl.load(table_ptr + first // BLOCK_SIZE).to(tl.int64)
+        token_at = block * stride_block + ((first + tokens) % BLOCK_SIZE) * stride_token
         if MASKED:
-            inside = first + tokens < context_len
             k = tl.load(k_ptr + token_at[None, :] + dims[:, None], mask=inside[None, :], other=0.0)
         else:
             k = tl.load(k_ptr + token_at[None, :] + dims[:, None])
@@ -121,29 +125,28 @@ def paged_attention(
     """As the reference; blocks are token-major and contiguous. `out`: in any float type."""
     num_rows, num_heads, head_dim = q.shape
     block_size, num_kv_heads = k_blocks.shape[1:3]
-    tile = min(64, block_size)
-    if block_size % tile or tile & (tile - 1) or head_dim & (head_dim - 1):
+    if block_size & (block_size - 1) or head_dim & (head_dim - 1):
         raise ValueError(f"blocks of {block_size} tokens and heads of {head_dim} are not supported")
     if out is None:
         out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
     num_seqs = context_lens.shape[0]
     if not num_rows:
         return out
-    rows, warps = row_tile(num_rows, num_seqs)
+    rows, tile, warps, stages = launch_shape(num_rows, num_seqs)
     pdl = has_dependent_launch(q.device)
     _attend[(num_heads, num_rows // rows + num_seqs)](
         q, k_blocks, v_blocks, block_tables, cu_seqlens, context_lens, out, num_seqs,
         scale * _LOG2_E, block_tables.stride(0), k_blocks.stride(0), k_blocks.stride(1),
         NUM_HEADS=num_heads, GROUP=num_heads // num_kv_heads, ROWS=rows, HEAD_DIM=head_dim,
-        BLOCK_SIZE=block_size, TILE=tile, PDL=pdl, num_warps=warps, num_stages=3,
+        BLOCK_SIZE=block_size, TILE=tile, PDL=pdl, num_warps=warps, num_stages=stages,
         **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out
 
 
-def row_tile(num_rows: int, num_seqs: int) -> tuple[int, int]:
-    """(rows, warps) of a program, by the rows of a sequence on average."""
+def launch_shape(num_rows: int, num_seqs: int) -> tuple[int, int, int, int]:
+    """(rows, tokens of a tile, warps, stages) of a program, by the rows of a sequence on average."""
     average = num_rows // max(num_seqs, 1)
     if average <= 16:
-        return 16, 4
-    return (64, 4) if average < 128 else (128, 8)
+        return 16, 64, 4, 3
+    return 64, 64, 4, 2

@@ -18,10 +18,11 @@ from triton.language.extra import cuda as tl_cuda
 from finback.kernels.sample_tokens import SampledTokens, SamplingTensors
 from finback.kernels.sample_tokens.adjust import adjust
 from finback.kernels.token_bitmask.cuda_triton import token_bitmask
-from finback.kernels.triton_launch import has_dependent_launch
+from finback.kernels.triton_launch import has_dependent_launch, is_interpreted
 
 _STRETCH = 4096
 _SEARCH_BLOCK = 8192
+_INTERPRETED = tl.constexpr(is_interpreted())
 
 
 @triton.jit
@@ -44,18 +45,34 @@ def _mix(value):
 
 
 @triton.jit
+def _log2(value):
+    """log2 by the hardware's instruction: absolute error 2^-22 between 1/2 and 2, relative elsewhere."""
+    if _INTERPRETED:
+        return tl.log2(value)
+    return tl.inline_asm_elementwise(
+        "lg2.approx.ftz.f32 $0, $1;", "=f,f", [value], dtype=tl.float32, is_pure=True, pack=1
+    )
+
+
+@triton.jit
 def gumbel(seed, position, ids):
     """noise.py's noise for token ids (uint32)."""
     state = _splitmix(seed ^ _splitmix(position))
     first = (state & 0xFFFFFFFF).to(tl.uint32)
     second = (state >> 32).to(tl.uint32)
     value = _mix(_mix(ids * 0x9E3779B9 + first) ^ second)
-    uniform = ((value.to(tl.float64) + 0.5) * 2.3283064365386963e-10).to(tl.float32)
+    # (value + 0.5) / 2^32, rounded once: both halves are exact, by the bits of 2^23 + half.
+    high = ((value >> 16) | 0x4B000000).to(tl.float32, bitcast=True) - 8388608.0
+    low = ((value & 0xFFFF) | 0x4B000000).to(tl.float32, bitcast=True) - 8388607.5
+    uniform = tl.fma(high, 1.52587890625e-05, low * 2.3283064365386963e-10)
     uniform = tl.minimum(uniform, 0.999999940395355224609375)
-    # log1p(-u) = log(w) * -u / (w - 1) with w = 1 - u, which undoes the rounding of w (Kahan).
-    w = 1.0 - uniform
-    exponential = tl.where(w == 1.0, uniform, -tl.log(w) * (uniform / (1.0 - w)))
-    return -tl.log(exponential)
+    # -log(1 - u): a series where 1 - u would lose bits. Relative error under 4e-6.
+    series = tl.fma(tl.fma(uniform, 0.16666667, 0.2), uniform, 0.25)
+    series = tl.fma(tl.fma(series, uniform, 0.33333334), uniform, 0.5)
+    series = tl.fma(series * uniform, uniform, uniform)
+    logarithm = -0.6931471805599453 * _log2(1.0 - uniform)
+    exponential = tl.where(uniform < 0.0625, series, logarithm)
+    return -0.6931471805599453 * _log2(exponential)
 
 
 @triton.jit
@@ -78,16 +95,18 @@ def _best_of_stretch(
     if not GREEDY:
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0.0:
-            score = score / temperature
+            score = score * (1.0 / temperature)
             if FILTERED:
                 score = tl.where(score < tl.load(limit_ptr + row), float("-inf"), score)
             seed = tl.load(seed_ptr + row).to(tl.uint64, bitcast=True)
             position = tl.load(position_ptr + row).to(tl.uint64, bitcast=True)
             score = score + gumbel(seed, position, ids.to(tl.uint32))
-    best, index = tl.max(score, axis=0, return_indices=True, return_indices_tie_break_left=True)
+    best = tl.max(score, axis=0)
+    # The lowest id of the best: cheaper than carrying ids through the reduction.
+    index = tl.min(tl.where(score == best, ids, vocab_size), axis=0)
     best = tl.where(has_nan > 0, float("nan"), best)
     tl.store(value_ptr + row * num_stretches + stretch, best)
-    tl.store(id_ptr + row * num_stretches + stretch, stretch * BLOCK + index)
+    tl.store(id_ptr + row * num_stretches + stretch, index)
 
 
 @triton.jit
@@ -122,7 +141,7 @@ def _ordered(scores):
 
 @triton.jit
 def _reached(
-    start, temperature, high, vocab_size, first, second, third, BLOCK: tl.constexpr,
+    start, inverse, high, vocab_size, first, second, third, BLOCK: tl.constexpr,
     MASS: tl.constexpr,
 ):  # fmt: skip
     """How much lies at or above each of three keys: tokens, or exp(score - high)."""
@@ -131,7 +150,7 @@ def _reached(
     c = tl.zeros([BLOCK], dtype=tl.float32)
     for offset in range(0, vocab_size, BLOCK):
         ids = offset + tl.arange(0, BLOCK)
-        score = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")) / temperature
+        score = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")) * inverse
         key = tl.where(ids < vocab_size, _ordered(score), 0)
         weight = tl.exp(score - high) if MASS else tl.full([BLOCK], 1.0, dtype=tl.float32)
         a += tl.where(key >= first, weight, 0.0)
@@ -142,7 +161,7 @@ def _reached(
 
 @triton.jit
 def _search(
-    start, temperature, high, vocab_size, goal, BLOCK: tl.constexpr, MASS: tl.constexpr
+    start, inverse, high, vocab_size, goal, BLOCK: tl.constexpr, MASS: tl.constexpr
 ):  # fmt: skip
     """The largest key at or above which at least `goal` lies; 0 if there is none."""
     found = tl.full([], 0, dtype=tl.uint32)
@@ -151,7 +170,7 @@ def _search(
         first = found + unit
         second = first + unit
         third = second + unit
-        a, b, c = _reached(start, temperature, high, vocab_size, first, second, third, BLOCK, MASS)
+        a, b, c = _reached(start, inverse, high, vocab_size, first, second, third, BLOCK, MASS)
         found = tl.where(a >= goal, first, found)
         found = tl.where(b >= goal, second, found)
         found = tl.where(c >= goal, third, found)
@@ -185,16 +204,17 @@ def _limit_of_row(
             highs = tl.maximum(
                 highs, tl.load(start + ids, mask=ids < vocab_size, other=float("-inf"))
             )
-        high = tl.max(highs, axis=0) / temperature
+        inverse = 1.0 / temperature
+        high = tl.max(highs, axis=0) * inverse
         if (top_k > 0) & (top_k < vocab_size):
-            key = _search(start, temperature, high, vocab_size, top_k.to(tl.float32), BLOCK, False)
+            key = _search(start, inverse, high, vocab_size, top_k.to(tl.float32), BLOCK, False)
             limit = _score_of(key)
         if top_p < 1.0:
             floor = _ordered(limit)
             kept, _, _ = _reached(
-                start, temperature, high, vocab_size, floor, floor, floor, BLOCK, True
+                start, inverse, high, vocab_size, floor, floor, floor, BLOCK, True
             )
-            key = _search(start, temperature, high, vocab_size, top_p * kept, BLOCK, True)
+            key = _search(start, inverse, high, vocab_size, top_p * kept, BLOCK, True)
             limit = tl.maximum(limit, _score_of(key))
         if min_p > 0.0:
             limit = tl.maximum(limit, high + tl.log(min_p))
@@ -223,7 +243,7 @@ def sample_tokens(logits: torch.Tensor, params: SamplingTensors) -> SampledToken
     values = torch.empty((num_rows, num_stretches), dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_stretches), dtype=torch.int32, device=device)
     chosen = torch.empty(num_rows, dtype=torch.int32, device=device)
-    finite = torch.empty(num_rows, dtype=torch.int8, device=device)
+    finite = torch.empty(num_rows, dtype=torch.bool, device=device)
     filtered = params.has_filters and not params.is_all_greedy
     limits = filter_limits(adjusted, params) if filtered and num_rows else params.temperature
     if num_rows:
@@ -235,10 +255,10 @@ def sample_tokens(logits: torch.Tensor, params: SamplingTensors) -> SampledToken
             BLOCK=_STRETCH, PDL=pdl, num_warps=8, **extra,
         )  # fmt: skip
         _best_of_row[(num_rows,)](
-            values, ids, chosen, finite, num_stretches,
+            values, ids, chosen, finite.view(torch.int8), num_stretches,
             BLOCK=triton.next_power_of_2(num_stretches), PDL=pdl, num_warps=1, **extra,
         )  # fmt: skip
-    found = SampledTokens(token_ids=chosen, is_finite=finite.bool())
+    found = SampledTokens(token_ids=chosen, is_finite=finite)
     if params.num_logprobs is None:
         return found
     return _with_logprobs(found, logits.float(), params.num_logprobs)

@@ -18,56 +18,79 @@ from finback.kernels.triton_launch import has_dependent_launch
 
 
 @triton.jit
+def _weights(start, ins, step, size_in, BLOCK_IN: tl.constexpr, EVEN: tl.constexpr):
+    """The tile [outputs, BLOCK_IN] of one step."""
+    at = step * BLOCK_IN + ins
+    if EVEN:
+        return tl.load(start + at[None, :], eviction_policy="evict_first")
+    return tl.load(start + at[None, :], mask=(at < size_in)[None, :], other=0.0)
+
+
+@triton.jit
+def _inputs(
+    x_ptr, norm, ins, step, size_in, DTYPE: tl.constexpr, BLOCK_IN: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):  # fmt: skip
+    """x of one step times the norm's weight, rounded like the weights; and its squares."""
+    at = step * BLOCK_IN + ins
+    inside = at < size_in
+    x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
+    squares = x * x
+    if HAS_NORM:
+        x *= norm
+    return x.to(DTYPE).to(tl.float32), squares
+
+
+@triton.jit
 def _one_row(
     x_ptr, norm_ptr, w_ptr, residual_ptr, out_ptr, size_out, size_in, eps,
     HAS_NORM: tl.constexpr, HAS_RESIDUAL: tl.constexpr, GATED: tl.constexpr,
     BLOCK_OUT: tl.constexpr, BLOCK_IN: tl.constexpr, NUM_STEPS: tl.constexpr,
     EVEN: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_OUT outputs a program; size_in is cut into NUM_STEPS pieces of BLOCK_IN."""
+    """BLOCK_OUT outputs a program; size_in is cut into NUM_STEPS pieces of BLOCK_IN.
+
+    Weights do not depend on the kernel before: the first three tiles are under way while it ends.
+    """
     if PDL:
         tl_cuda.gdc_launch_dependents()
     outs = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
     is_out = outs < size_out
     ins = tl.arange(0, BLOCK_IN)
-    row_offsets = tl.where(is_out, outs, 0).to(tl.int64)[:, None] * size_in
-    up_rows = row_offsets + size_out.to(tl.int64) * size_in
-    # The first tile does not depend on the kernel before: fetch it while that one ends.
-    first = w_ptr + row_offsets + ins[None, :]
-    inside = ins < size_in
-    if EVEN:
-        w = tl.load(first, eviction_policy="evict_first")
-    else:
-        w = tl.load(first, mask=inside[None, :], other=0.0)
-    up = w
-    if GATED:
-        if EVEN:
-            up = tl.load(w_ptr + up_rows + ins[None, :], eviction_policy="evict_first")
-        else:
-            up = tl.load(w_ptr + up_rows + ins[None, :], mask=inside[None, :], other=0.0)
+    dtype: tl.constexpr = w_ptr.dtype.element_ty
+    rows = w_ptr + tl.where(is_out, outs, 0).to(tl.int64)[:, None] * size_in
+    ups = rows + size_out.to(tl.int64) * size_in
+    w0 = _weights(rows, ins, 0, size_in, BLOCK_IN, EVEN)
+    u0 = _weights(ups, ins, 0, size_in, BLOCK_IN, EVEN) if GATED else w0
+    if NUM_STEPS > 1:
+        w1 = _weights(rows, ins, 1, size_in, BLOCK_IN, EVEN)
+        u1 = _weights(ups, ins, 1, size_in, BLOCK_IN, EVEN) if GATED else w1
+    if NUM_STEPS > 2:
+        w2 = _weights(rows, ins, 2, size_in, BLOCK_IN, EVEN)
+        u2 = _weights(ups, ins, 2, size_in, BLOCK_IN, EVEN) if GATED else w2
+    norm = tl.zeros([BLOCK_IN], dtype=tl.float32)
+    if HAS_NORM:
+        norm = tl.load(norm_ptr + ins, mask=ins < size_in, other=0.0).to(tl.float32)
     if PDL:
         tl_cuda.gdc_wait()
     total = tl.zeros([BLOCK_OUT, BLOCK_IN], dtype=tl.float32)
     up_total = tl.zeros([BLOCK_OUT, BLOCK_IN], dtype=tl.float32)
     squares = tl.zeros([BLOCK_IN], dtype=tl.float32)
     for step in tl.static_range(NUM_STEPS):
-        at = step * BLOCK_IN + ins
-        inside = at < size_in
-        if step > 0:
-            if EVEN:
-                w = tl.load(w_ptr + row_offsets + at[None, :], eviction_policy="evict_first")
-            else:
-                w = tl.load(w_ptr + row_offsets + at[None, :], mask=inside[None, :], other=0.0)
-            if GATED:
-                if EVEN:
-                    up = tl.load(w_ptr + up_rows + at[None, :], eviction_policy="evict_first")
-                else:
-                    up = tl.load(w_ptr + up_rows + at[None, :], mask=inside[None, :], other=0.0)
-        x = tl.load(x_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        if HAS_NORM:
-            squares += x * x
-            x *= tl.load(norm_ptr + at, mask=inside, other=0.0).to(tl.float32)
-        x = x.to(w_ptr.dtype.element_ty).to(tl.float32)
+        if HAS_NORM and step > 0:
+            at = step * BLOCK_IN + ins
+            norm = tl.load(norm_ptr + at, mask=at < size_in, other=0.0).to(tl.float32)
+        x, square = _inputs(x_ptr, norm, ins, step, size_in, dtype, BLOCK_IN, HAS_NORM)
+        squares += square
+        if step == 0:
+            w, up = w0, u0
+        elif step == 1:
+            w, up = w1, u1
+        elif step == 2:
+            w, up = w2, u2
+        else:
+            w = _weights(rows, ins, step, size_in, BLOCK_IN, EVEN)
+            up = _weights(ups, ins, step, size_in, BLOCK_IN, EVEN) if GATED else w
         total += w.to(tl.float32) * x[None, :]
         if GATED:
             up_total += up.to(tl.float32) * x[None, :]
@@ -182,11 +205,17 @@ def skinny_linear(
 
 
 def one_row_tile(size_out: int, size_in: int, gated: bool) -> tuple[int, int, int]:
-    """(outputs, inputs, warps) of a program: 16 to 32 KiB of weights in flight, two waves at most."""
-    block_in = min(1024, triton.next_power_of_2(size_in))
-    if size_out > 32768:
-        return 16, block_in, 4
-    return (4 if size_out <= 2048 else 8 if gated else 16), block_in, 4
+    """(outputs, inputs, warps) of a program, as measured on an H200 (benchmarks/cuda_kernels.py)."""
+    whole = triton.next_power_of_2(size_in)
+    if size_out > 32_768:
+        return 32, min(512, whole), 8
+    if gated:
+        return 4, min(512, whole), 2
+    if size_in > 2048:
+        return 4, 2048, 2
+    if size_in > 1024:
+        return 8, whole, 4
+    return 4, whole, 4
 
 
 def few_rows_tile(size_out: int, size_in: int) -> tuple[int, int]:

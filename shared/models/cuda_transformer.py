@@ -8,10 +8,11 @@ vendor library's, with the rest fused between them. The residual stream is float
 from collections.abc import Callable
 
 import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finback.kernels.add_rms_norm.cuda_triton import add_rms_norm
 from finback.kernels.decode_attention import DecodeWorkspace, new_workspace
-from finback.kernels.decode_attention.cuda_triton import choose_num_splits, decode_attention
+from finback.kernels.decode_attention.cuda_triton import choose_splits, decode_attention
 from finback.kernels.dispatch import KernelSet
 from finback.kernels.embedding.cuda_triton import embedding
 from finback.kernels.paged_attention.cuda_triton import paged_attention
@@ -27,9 +28,16 @@ from finback.shared.models.transformer import Layer, Transformer
 from finback.shared.models.weights import WeightReader
 
 _DTYPE = torch.bfloat16
+_MIN_WHOLE_ROWS = 2048
 
 Attend = Callable[[int, Layer, torch.Tensor, torch.Tensor], None]
 """(layer's index, layer, qkv [T, ...], out [T, heads * head_dim])."""
+
+
+def _are_whole_prompts(batch: ForwardBatch) -> bool:
+    """Are all sequences equally long prompts from their first token on, worth a gather?"""
+    is_whole = batch.max_q == batch.max_context
+    return is_whole and batch.num_rows == batch.num_seqs * batch.max_q >= _MIN_WHOLE_ROWS
 
 
 def unsupported(config: ModelConfig) -> str | None:
@@ -82,9 +90,15 @@ class CudaTransformer(Transformer):
     def workspace(self, num_seqs: int, max_context: int) -> DecodeWorkspace:
         """Room for decode attention over contexts of up to `max_context` tokens."""
         config = self.config
-        splits = choose_num_splits(num_seqs, config.num_kv_heads, max_context, self.device)
+        splits, min_tokens = choose_splits(num_seqs, config.num_kv_heads, max_context, self.device)
         return new_workspace(
-            num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, splits, self.device
+            num_seqs,
+            config.num_heads,
+            config.num_kv_heads,
+            config.head_dim,
+            splits,
+            self.device,
+            min_tokens,
         )
 
     def decode(
@@ -115,6 +129,9 @@ class CudaTransformer(Transformer):
         """Any rows: prompt chunks, drafts to verify, single tokens."""
         config = self.config
         q = self._empty(batch.num_rows, config.q_size)
+        blocks = None
+        if _are_whole_prompts(batch):
+            blocks = batch.block_tables[:, : -(-batch.max_q // kv.block_size)].long()
 
         def attend(index: int, layer: Layer, qkv: torch.Tensor, out: torch.Tensor) -> None:
             rotary_store_kv(
@@ -123,12 +140,43 @@ class CudaTransformer(Transformer):
                 positions=batch.positions, slot_mapping=batch.slot_mapping, q_out=q,
             )  # fmt: skip
             heads = (batch.num_rows, config.num_heads, config.head_dim)
+            if blocks is not None:
+                self._whole_prompts(q, kv, index, blocks, batch, out)
+                return
             paged_attention(
                 q.view(heads), kv.k[index], kv.v[index], batch.block_tables, batch.cu_seqlens,
                 batch.context_lens, config.head_dim**-0.5, out=out.view(heads),
             )  # fmt: skip
 
         return self._layers_over(batch.token_ids, attend, batch.logit_rows)
+
+    def _whole_prompts(
+        self,
+        q: torch.Tensor,
+        kv: KVPool,
+        index: int,
+        blocks: torch.Tensor,
+        batch: ForwardBatch,
+        out: torch.Tensor,
+    ) -> None:
+        """Attention of equally long prompts with nothing before them: cuDNN's, over gathered KV."""
+        config, num_seqs, length = self.config, batch.num_seqs, batch.max_q
+
+        def heads(x: torch.Tensor) -> torch.Tensor:
+            return x.view(num_seqs, -1, *x.shape[-2:])[:, :length].transpose(1, 2)
+
+        shape = (batch.num_rows, config.num_heads, config.head_dim)
+        with sdpa_kernel(
+            [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION], set_priority=True
+        ):
+            found = torch.nn.functional.scaled_dot_product_attention(
+                heads(q.view(shape)),
+                heads(kv.k[index][blocks]),
+                heads(kv.v[index][blocks]),
+                is_causal=True,
+                enable_gqa=True,
+            )
+        out.view(num_seqs, length, -1).copy_(found.transpose(1, 2).flatten(2))
 
     def _layers_over(
         self, token_ids: torch.Tensor, attend: Attend, kept: torch.Tensor | None

@@ -99,7 +99,7 @@ def check_rotary_store_kv(heads: Heads, rows: int, *, norm: bool) -> None:
 
 
 def check_decode_attention(
-    heads: Heads, context_lens: list[int], num_splits: int, *, norm: bool
+    heads: Heads, context_lens: list[int], num_splits: int, *, norm: bool, min_tokens: int = 64
 ) -> None:
     from finback.kernels.decode_attention import cuda_triton, new_workspace, reference
 
@@ -107,7 +107,13 @@ def check_decode_attention(
     weights = [normal(heads.head_dim, seed=s) + 1.0 if norm else None for s in (5, 6)]
     qkv = normal(len(context_lens), heads.qkv_size, seed=9).bfloat16()
     workspace = new_workspace(
-        len(context_lens), heads.num_heads, heads.num_kv_heads, heads.head_dim, num_splits, device()
+        len(context_lens),
+        heads.num_heads,
+        heads.num_kv_heads,
+        heads.head_dim,
+        num_splits,
+        device(),
+        min_tokens,
     )
     results = []
     for module in (reference, cuda_triton):

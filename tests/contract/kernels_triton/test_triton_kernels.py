@@ -53,6 +53,7 @@ def test_rotary_store_kv(heads: Heads, norm: bool) -> None:
 @pytest.mark.parametrize("norm", [True, False])
 def test_decode_attention(heads: Heads, num_splits: int, norm: bool) -> None:
     check_decode_attention(heads, [1, 0, 64, 65, 300], num_splits, norm=norm)
+    check_decode_attention(heads, [300, 70], num_splits, norm=norm, min_tokens=128)
 
 
 @pytest.mark.parametrize(
