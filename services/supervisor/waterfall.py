@@ -42,12 +42,15 @@ def draw(spans: list[Span], console: Console) -> None:
             _ms(line.busy_ns),
             Text(bar(line, first_ns, whole_ns, width), style=colour),
         )
-    ids = {span.attributes.get(REQUEST_ID) for span in spans} - {None, ""}
-    services = sorted({span.service for span in spans})
-    console.print(f"request {' '.join(map(str, ids))}  trace {spans[0].trace_id}", highlight=False)
+    ordered = sorted(spans, key=lambda span: span.start_ns)
+    ids = dict.fromkeys(str(span.attributes.get(REQUEST_ID) or "") for span in ordered)
+    services = ", ".join(sorted({span.service for span in spans}))
     console.print(
-        f"{len(spans)} spans from {', '.join(services)}; {_ms(whole_ns)} ms", highlight=False
+        f"trace {spans[0].trace_id}: {len(spans)} spans, {_ms(whole_ns)} ms", style="bold"
     )
+    console.print(f"from {services}")
+    for request_id in filter(None, ids):
+        console.print(f"request {request_id}")
     console.print(table)
 
 
