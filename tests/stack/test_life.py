@@ -11,7 +11,7 @@ import pytest
 from support.nats_server import NatsServer
 from support.stack import COMMAND, Stack, alive, finback, wait_gone
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 
 def test_two_stacks_run_beside_each_other_and_a_dead_one_is_cleared(

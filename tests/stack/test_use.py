@@ -8,7 +8,7 @@ import pytest
 
 from support.stack import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 SERVICES = {"gateway", "router", "cache", "sampler", "drafter", "prefill", "decode"}
 

@@ -71,6 +71,19 @@ def test_an_accelerator_gets_the_default_build(
     )
 
 
-def test_the_stamp_follows_what_the_environment_is_made_from(setup_env: ModuleType) -> None:
-    assert setup_env.fingerprint() == setup_env.fingerprint()
-    assert len(setup_env.fingerprint()) == 64
+def test_a_stamp_follows_its_sources(
+    tmp_path: Path, setup_env: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    source = tmp_path / "kernel.py"
+    source.write_text("1")
+    stamp = setup_env.Stamp(tmp_path / "stamp", [source])
+    assert not stamp.is_current()
+    stamp.renew()
+    assert setup_env.Stamp(tmp_path / "stamp", [source]).is_current()
+    source.write_text("2")
+    assert not setup_env.Stamp(tmp_path / "stamp", [source]).is_current()
+
+
+def test_the_sources_of_the_environment_are_there(setup_env: ModuleType) -> None:
+    assert all(source.is_file() for source in setup_env.environment_sources())
