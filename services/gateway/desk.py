@@ -152,7 +152,7 @@ class Desk:
         error = from_code(failed.code, failed.public_message, reason=failed.reason or None)
         if isinstance(error, Unavailable):
             error = Lost(failed.public_message, failed.instance, is_crash=False)
-        generation.lose(error)
+        generation.lose(error, failed.instance)
 
     # -- commands out
 

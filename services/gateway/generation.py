@@ -6,7 +6,7 @@ watch calls `lose`, one task runs `run` (in `lifecycle.py`), one consumer calls 
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from finback.shared.actor.deadline import Deadline
@@ -76,6 +76,10 @@ class Generation:
         self.attempt = 0
         self.placement: RouteReply | None = None
         self.excluded: tuple[str, ...] = ()
+        # The instance that failed the attempt, if it said so itself.
+        self.blamed = ""
+        # Called when an attempt fails while it is being placed.
+        self.interrupt: Callable[[], None] | None = None
         self.num_crashes = 0
         # Something of it has reached the client: from then on it cannot start over.
         self.is_committed = False
@@ -106,6 +110,7 @@ class Generation:
         self.choices = [Choice(spec.index, granted=credit) for spec in self.spec.choices]
         self._num_open = len(self.choices)
         self.first_row_ns = 0
+        self.blamed = ""
         self._failure = None
         self._attempt_over.clear()
 
@@ -115,11 +120,14 @@ class Generation:
         if self._failure is not None:
             raise self._failure
 
-    def lose(self, error: ServingError) -> None:
+    def lose(self, error: ServingError, blamed: str = "") -> None:
         """The attempt has failed (an instance is lost, a prompt could not be computed)."""
         if self._failure is None and self._num_open:
             self._failure = error
+            self.blamed = blamed
             self._attempt_over.set()
+            if self.interrupt is not None:
+                self.interrupt()
 
     def conclude(self, error: ServingError | None) -> None:
         """It is over, once."""
@@ -163,7 +171,8 @@ class Generation:
         if not self.first_row_ns:
             self.first_row_ns = time.time_ns()
         if row.end is not None and row.end.finish_reason in ("error", "cancelled"):
-            self.lose(_failure_of(row.end))
+            decode = self.placement.decode_instance if self.placement is not None else ""
+            self.lose(_failure_of(row.end), decode)
             return None
         logprobs = (
             None if row.logprobs is None else row.logprobs[-ahead:] if ahead else row.logprobs

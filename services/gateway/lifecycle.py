@@ -6,6 +6,7 @@ only while nothing has reached the client, and within a budget shared by all req
 
 import asyncio
 import random
+from collections.abc import Awaitable
 from dataclasses import replace
 from typing import Final, TypeVar
 
@@ -81,18 +82,22 @@ class Lifecycle:
             generation.conclude(error)
 
     async def _attempts(self, generation: Generation) -> ServingError | None:
+        failed: ServingError | None = None
         for attempt in range(1, MAX_ATTEMPTS + 1):
             generation.begin(attempt)
             try:
-                placement = await self._route(generation)
+                placement = await self._route(generation, _route_wait_s(failed))
             except ServingError as error:
-                return error
+                # That no other instance is there is no news to a client: why it needs one is.
+                is_waited = failed is None or isinstance(failed, Unavailable)
+                return error if is_waited else _final(generation, failed or error)
             try:
                 await self._attempt(generation, placement)
             except ServingError as error:
                 if not self._may_retry(generation, error):
                     return _final(generation, error)
                 self._note_retry(generation, placement, error)
+                failed = error
                 await asyncio.sleep(random.uniform(*_PAUSE_S))
             else:
                 return None
@@ -103,7 +108,7 @@ class Lifecycle:
         generation.placement = placement
         self._desk.expect(placement.decode_instance)
         try:
-            await self._place(generation, placement)
+            await _unless_lost(generation, self._place(generation, placement))
             generation.is_accepted = True
             generation.notify.set()
             await generation.wait_attempt()
@@ -112,7 +117,7 @@ class Lifecycle:
                 self._desk.cancel_later(generation.request_id, generation.attempt, placement)
             await self._tell_ended(generation, placement)
 
-    async def _route(self, generation: Generation) -> RouteReply:
+    async def _route(self, generation: Generation, wait_s: float) -> RouteReply:
         spec = generation.spec
         request = RouteRequest(
             request_id=spec.request_id,
@@ -126,7 +131,6 @@ class Lifecycle:
             attempt=generation.attempt,
             exclude=generation.excluded,
         )
-        wait_s = ROUTE_WAIT_S if generation.attempt == 1 else REPLACE_WAIT_S
         waiting = Deadline.after(min(wait_s, generation.deadline.remaining_s()))
         with tracing.span("gateway route") as span:
             while True:
@@ -202,8 +206,8 @@ class Lifecycle:
         self, generation: Generation, placement: RouteReply, error: ServingError
     ) -> None:
         generation.num_crashes += _is_crash(error)
-        failed = error.instance if isinstance(error, Lost) else placement.prefill_instance
-        generation.excluded += (failed,)
+        failed = error.instance if isinstance(error, Lost) else generation.blamed
+        generation.excluded += (failed or placement.prefill_instance,)
         self._desk.metrics.count("finback.gateway.retries", code=error.code)
         self._desk.log.warning(
             "retry",
@@ -222,6 +226,25 @@ class Lifecycle:
             num_tokens=generation.num_tokens,
         )
         await self._desk.publish(self._subjects.event("gateway", "request-ended"), event)
+
+
+async def _unless_lost(generation: Generation, placing: Awaitable[None]) -> None:
+    """Place, but do not wait for the answer of an instance that is known to be dead."""
+    try:
+        async with asyncio.timeout(None) as waiting:
+            generation.interrupt = lambda: waiting.reschedule(0.0)
+            await placing
+    except TimeoutError:
+        await generation.wait_attempt()
+    finally:
+        generation.interrupt = None
+
+
+def _route_wait_s(failed: ServingError | None) -> float:
+    """How long to wait for an instance; one that is full or failing is not soon another one."""
+    if failed is None:
+        return ROUTE_WAIT_S
+    return REPLACE_WAIT_S if isinstance(failed, Unavailable) else 0.0
 
 
 def _no_instance(error: ServingError) -> Unavailable:
@@ -243,5 +266,6 @@ def _final(generation: Generation, error: ServingError) -> ServingError:
     if isinstance(error, Unavailable):
         return Unavailable(error.public_message, reason=error.reason, retry_after_s=1.0)
     if isinstance(error, Overloaded):
-        return Overloaded(error.public_message, reason=error.reason, retry_after_s=1.0)
+        wait_s = error.retry_after_s or 1.0
+        return Overloaded(error.public_message, reason=error.reason, retry_after_s=wait_s)
     return error

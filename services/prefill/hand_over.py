@@ -70,6 +70,9 @@ class HandOver:
         """Await decode's answer; when there is none, the gateway must look for another decode."""
         try:
             return await answer
+        except Overloaded:
+            job.blamed = job.request.decode_instance
+            raise
         except (Unavailable, DeadlineExceeded, NotFound) as error:
             job.blamed = job.request.decode_instance
             raise Unavailable(error.public_message, reason=error.reason) from error
