@@ -124,6 +124,13 @@ class Emitter:
         """One float32 in all lanes."""
         return self.splat(self.load(address, F32, offset))
 
+    def prefetch(self, address: Value, offset: int = 0) -> None:
+        """Ask for the cache line at address + offset in the second level; any address is allowed."""
+        pointer = self.b.inttoptr(self.b.add(address, I64(offset)), I8.as_pointer())
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        self.b.call(function, [pointer, I32(0), I32(2), I32(1)])
+
     # -- arithmetic
 
     def fma(self, a: Value, b: Value, c: Value) -> Value:

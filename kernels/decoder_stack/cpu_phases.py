@@ -2,6 +2,7 @@
 
 from finback.kernels.compiled import device_function, inlined
 from finback.kernels.decoder_stack.layout import (
+    CACHED_K,
     ROW_BLOCK,
     SCRATCH_FIXED_BYTES,
     SYNC_CLAIMS,
@@ -127,15 +128,18 @@ _ONE_BITS = 0x3F800000
 def multiply(job, phase, num_threads, tiles, num_tiles, num_rows, x, num_k, out, out_step, panel):
     """out[rows, columns] = x @ tiles; threads claim tiles, row block by row block."""
     pairs = (num_tiles + 1) // 2
-    blocks = (num_rows + ROW_BLOCK - 1) // ROW_BLOCK
+    row_block = min(
+        ROW_BLOCK, max(MAX_TILE_ROWS, CACHED_K // num_k // MAX_TILE_ROWS * MAX_TILE_ROWS)
+    )
+    blocks = (num_rows + row_block - 1) // row_block
     total = pairs * blocks
     chunk = chunk_of(pairs, num_threads)
     start = claim(job, phase, chunk)
     while start < total:
         for unit in range(start, min(start + chunk, total)):
-            first = unit // pairs * ROW_BLOCK
+            first = unit // pairs * row_block
             tile = unit % pairs * 2
-            rows = min(ROW_BLOCK, num_rows - first)
+            rows = min(row_block, num_rows - first)
             multiply_two(
                 tiles,
                 tile,

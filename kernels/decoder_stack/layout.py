@@ -98,5 +98,8 @@ EXTRA_PHASES: Final = 4
 ROW_BLOCK: Final = 96
 """Rows that pass a weight tile at once: their activations stay in the second-level cache."""
 
+CACHED_K: Final = 65536
+"""Activations of a row block, elements: 256 KB, half of a second-level cache."""
+
 SCRATCH_FIXED_BYTES: Final = 256
 """Room for a few scalars (sums of a softmax) at the start of a thread's scratch."""

@@ -10,8 +10,11 @@ from finback.kernels.linear.cpu_tiles import (
     Q8_GROUP_BYTES,
     TILE_COLUMNS,
     bf16_tile,
+    bf16_wide,
     f16_tile,
+    f16_wide,
     f32_tile,
+    f32_wide,
     q4_panel,
     q4_rows,
     q8_panel,
@@ -23,14 +26,20 @@ PANEL_K: Final = 256
 """k of an unpacked panel: 16 or 32 KB, to stay in the first-level cache."""
 
 PANEL_BYTES: Final = PANEL_K * TILE_COLUMNS * 4
-FEW_ROWS: Final = 2
+FEW_ROWS: Final = 4
 """Up to this many rows weights are unpacked in registers, above into a panel."""
+
+WIDE_ROWS: Final = MAX_TILE_ROWS // 2
 
 _q4_one: Final = q4_rows(1, 2)
 _q4_two: Final = q4_rows(2, 1)
+_q4_three: Final = q4_rows(3, 1)
+_q4_four: Final = q4_rows(4, 1)
 _q4_one_narrow: Final = q4_rows(1, 1)
 _q8_one: Final = q8_rows(1, 2)
 _q8_two: Final = q8_rows(2, 1)
+_q8_three: Final = q8_rows(3, 1)
+_q8_four: Final = q8_rows(4, 1)
 _q8_one_narrow: Final = q8_rows(1, 1)
 
 
@@ -58,6 +67,17 @@ def plain_rows(kind, num_rows, x, x_step, w, w_step, count, out, out_step, adds)
         else:
             bf16_tile(args)
         done += rows
+
+
+@device_function
+def wide_rows(kind, args):  # type: ignore[no-untyped-def]  # compiled by numba
+    """Up to WIDE_ROWS rows times two neighbouring tiles; arguments as of `f32_wide`."""
+    if kind == F32:
+        f32_wide(args)
+    elif kind == F16:
+        f16_wide(args)
+    else:
+        bf16_wide(args)
 
 
 @inlined
@@ -99,13 +119,21 @@ def _multiply_few(kind, w, num_rows, x, x_step, num_k, out, out_step):  # type: 
     if kind == Q4:
         if num_rows == 1:
             _q4_one_narrow(args)
-        else:
+        elif num_rows == 2:
             _q4_two(args)
+        elif num_rows == 3:
+            _q4_three(args)
+        else:
+            _q4_four(args)
     elif kind == Q8:
         if num_rows == 1:
             _q8_one_narrow(args)
-        else:
+        elif num_rows == 2:
             _q8_two(args)
+        elif num_rows == 3:
+            _q8_three(args)
+        else:
+            _q8_four(args)
 
 
 @inlined

@@ -28,6 +28,7 @@ Q4_GROUP_BYTES: Final = TILE_COLUMNS * (2 + 2 + GROUP // 2)
 Q8_GROUP_BYTES: Final = TILE_COLUMNS * (2 + GROUP)
 
 _UNROLL: Final = 2
+_AHEAD: Final = 2048
 _WIDTH: Final = LANES * 4
 
 Loader = Callable[[Emitter, Value, int], Value]
@@ -67,8 +68,11 @@ class _Sums:
                 self.e.store(value, outs[row], vector * _WIDTH)
 
 
-def plain_tile(load: Loader, item_bytes: int, name: str) -> Any:
-    """A kernel of one tile of plain weights, up to MAX_TILE_ROWS x TILE_COLUMNS.
+def plain_tile(load: Loader, item_bytes: int, name: str, num_tiles: int = 1) -> Any:
+    """A kernel of plain weights, up to MAX_TILE_ROWS x TILE_COLUMNS.
+
+    With two tiles (neighbours in a row of w) it is twice as wide and takes half as many rows: as many
+    chains of additions in flight, which few rows alone would not give.
 
     Arguments: rows, x, bytes between rows of x, w, bytes between k of w, number of k, out, bytes
     between rows of out, 1 to start from out's values. `load(emitter, address, offset)` gives a vector
@@ -76,25 +80,25 @@ def plain_tile(load: Loader, item_bytes: int, name: str) -> Any:
     """
 
     def emit(e: Emitter, num_rows: Value, *args: Value) -> None:
-        with e.cases(num_rows, MAX_TILE_ROWS) as cases:
+        with e.cases(num_rows, MAX_TILE_ROWS // num_tiles) as cases:
             for rows, block in cases:
                 with block:
-                    _emit_plain(e, rows, load, item_bytes, *args)
+                    _emit_plain(e, rows, COLUMN_VECTORS * num_tiles, load, item_bytes, *args)
 
     return kernel(emit, name)
 
 
-def _emit_plain(e: Emitter, rows: int, load: Loader, item_bytes: int, x: Value, x_step: Value,
+def _emit_plain(e: Emitter, rows: int, vectors: int, load: Loader, item_bytes: int, x: Value, x_step: Value,
                 w: Value, w_step: Value, count: Value, out: Value, out_step: Value,
                 adds: Value) -> None:  # fmt: skip
     b = e.b
     outs = [b.add(out, b.mul(out_step, I64(row))) for row in range(rows)]
-    sums = _Sums(e, x, x_step, rows, COLUMN_VECTORS)
+    sums = _Sums(e, x, x_step, rows, vectors)
     sums.start_from(outs, b.icmp_signed("!=", adds, I64(0)))
 
     def step(k: Value, part: int) -> None:
         at = b.add(w, b.mul(w_step, b.add(k, I64(part))))
-        weights = [load(e, at, v * LANES * item_bytes) for v in range(COLUMN_VECTORS)]
+        weights = [load(e, at, v * LANES * item_bytes) for v in range(vectors)]
         sums.add(k, weights, part)
 
     whole = b.sdiv(count, I64(_UNROLL))
@@ -127,6 +131,14 @@ def _q8_row(e: Emitter, row: Value, vector: int, scale: Value) -> Value:
     return e.b.fmul(e.b.sitofp(raw, e.f32), scale)
 
 
+def _prefetch(e: Emitter, tiles: Sequence[Value], w_step: Value, group_bytes: int) -> None:
+    """Fetch the same groups of the tiles that come next: tiles are too short for the hardware to see."""
+    ahead = e.b.mul(w_step, I64(len(tiles))) if len(tiles) > 1 else I64(_AHEAD)
+    for at in tiles:
+        for offset in range(0, group_bytes, 64):
+            e.prefetch(e.b.add(at, ahead), offset)
+
+
 def q4_rows(num_rows: int, num_tiles: int) -> Any:
     """A kernel of `num_tiles` neighbouring 4-bit tiles, unpacked in registers: for few rows.
 
@@ -144,6 +156,7 @@ def q4_rows(num_rows: int, num_tiles: int) -> Any:
             tiles = [b.add(start, b.mul(w_step, I64(t))) for t in range(num_tiles)]
             scales = [_q4_scales(e, tiles[t], v) for t, v in vectors]
             packed = [b.add(at, I64(TILE_COLUMNS * 4)) for at in tiles]
+            _prefetch(e, tiles, w_step, Q4_GROUP_BYTES)
             with e.loop(I64(GROUP // 4)) as quad:
                 for half in range(2):
                     offset = b.add(b.mul(quad, I64(2 * TILE_COLUMNS)), I64(half * TILE_COLUMNS))
@@ -173,6 +186,7 @@ def q8_rows(num_rows: int, num_tiles: int) -> Any:
             tiles = [b.add(start, b.mul(w_step, I64(t))) for t in range(num_tiles)]
             scales = [e.load_f16(tiles[t], v * LANES * 2) for t, v in vectors]
             packed = [b.add(at, I64(TILE_COLUMNS * 2)) for at in tiles]
+            _prefetch(e, tiles, w_step, Q8_GROUP_BYTES)
             with e.loop(I64(GROUP // 4)) as quad:
                 k = b.add(b.mul(index, I64(GROUP)), b.mul(quad, I64(4)))
                 for part in range(4):
@@ -223,3 +237,7 @@ q8_panel: Final = kernel(_emit_q8_panel)
 f32_tile: Final = plain_tile(Emitter.load_f32, 4, "f32")
 f16_tile: Final = plain_tile(Emitter.load_f16, 2, "f16")
 bf16_tile: Final = plain_tile(Emitter.load_bf16, 2, "bf16")
+
+f32_wide: Final = plain_tile(Emitter.load_f32, 4, "f32x2", 2)
+f16_wide: Final = plain_tile(Emitter.load_f16, 2, "f16x2", 2)
+bf16_wide: Final = plain_tile(Emitter.load_bf16, 2, "bf16x2", 2)

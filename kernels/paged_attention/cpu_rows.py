@@ -9,7 +9,7 @@ chunks are computed beside it: its bits depend on its context alone.
 from typing import Final
 
 from finback.kernels.compiled import inlined
-from finback.kernels.linear.cpu_multiply import plain_rows
+from finback.kernels.linear.cpu_multiply import WIDE_ROWS, plain_rows, wide_rows
 from finback.kernels.linear.cpu_tiles import TILE_COLUMNS
 from finback.kernels.native import peek_i32
 from finback.kernels.simd import F32, I64, LANES, Emitter, Value, kernel
@@ -83,19 +83,16 @@ def scores_over_blocks(kind, item_bytes, num_rows, q, q_step, keys, block_bytes,
         block = peek_i32(table + start // block_size * 4)
         base = keys + block * block_bytes + head_offset
         end = min(block_size, length - start)
-        for column in range(0, end, TILE_COLUMNS):
-            plain_rows(
-                kind,
-                num_rows,
-                q,
-                q_step,
-                base + column * item_bytes,
-                block_size * item_bytes,
-                head_dim,
-                scores + (start + column) * 4,
-                scores_step,
-                0,
-            )
+        column = 0
+        while column < end:
+            w, out = base + column * item_bytes, scores + (start + column) * 4
+            w_step = block_size * item_bytes
+            if num_rows <= WIDE_ROWS and column + TILE_COLUMNS < end:
+                wide_rows(kind, (num_rows, q, q_step, w, w_step, head_dim, out, scores_step, 0))
+                column += 2 * TILE_COLUMNS
+            else:
+                plain_rows(kind, num_rows, q, q_step, w, w_step, head_dim, out, scores_step, 0)
+                column += TILE_COLUMNS
 
 
 @inlined
@@ -106,16 +103,16 @@ def mix_over_blocks(kind, item_bytes, num_rows, scores, scores_step, values, blo
         block = peek_i32(table + start // block_size * 4)
         base = values + block * block_bytes + head_offset
         count = min(block_size, length - start)
-        for column in range(0, head_dim, TILE_COLUMNS):
-            plain_rows(
-                kind,
-                num_rows,
-                scores + start * 4,
-                scores_step,
-                base + column * item_bytes,
-                head_dim * item_bytes,
-                count,
-                out + column * 4,
-                out_step,
-                1 if start else 0,
-            )
+        adds = 1 if start else 0
+        x, w_step = scores + start * 4, head_dim * item_bytes
+        column = 0
+        while column < head_dim:
+            w, target = base + column * item_bytes, out + column * 4
+            if num_rows <= WIDE_ROWS and column + TILE_COLUMNS < head_dim:
+                wide_rows(
+                    kind, (num_rows, x, scores_step, w, w_step, count, target, out_step, adds)
+                )
+                column += 2 * TILE_COLUMNS
+            else:
+                plain_rows(kind, num_rows, x, scores_step, w, w_step, count, target, out_step, adds)
+                column += TILE_COLUMNS
