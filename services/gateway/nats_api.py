@@ -29,7 +29,23 @@ from finback.shared.wire.subjects import Subjects
 QUEUE: Final = "gateway"
 # The connection's own buffer is the bound in bytes; this is how long it may stay full.
 SEND_TIMEOUT_S: Final = 5.0
+# Their inboxes lie under `_INBOX.<user>.`.
+SERVICE_USERS: Final = frozenset(
+    {"gateway", "router", "prefill", "decode", "drafter", "cache", "sampler", "supervisor"}
+)
 ANSWERS: Final = ("chat.completions", "completions")
+
+
+def may_reply_to(reply: str | None, prefix: str) -> bool:
+    """Whether a client may have its answer sent there.
+
+    We may publish where it may not: it must not have us speak to services, to other services'
+    inboxes, or to the server's own APIs.
+    """
+    if not reply or set(reply) & set(" *>") or reply.startswith(("$", f"{prefix}.")):
+        return False
+    parts = reply.split(".")
+    return all(parts) and not (parts[0] == "_INBOX" and SERVICE_USERS & set(parts[1:2]))
 
 
 class NatsSink:
@@ -116,8 +132,10 @@ class NatsApi:
         for endpoint in (*ANSWERS, "models"):
 
             def take(message: Message, endpoint: str = endpoint) -> None:
-                if message.reply is not None:
+                if may_reply_to(message.reply, self._subjects.prefix):
                     self._spawn(self._handle, endpoint, message)
+                elif message.reply:
+                    self._metrics.count("finback.gateway.bad_replies")
 
             subject = self._subjects.api(endpoint)
             self._subscriptions.append(await self._bus.subscribe(subject, take, queue=QUEUE))

@@ -12,6 +12,7 @@ import pytest
 from finback.services.gateway.auth import KeyRing, check_bind
 from finback.services.gateway.error_envelope import error_document, retry_after
 from finback.services.gateway.idempotency import KeyReused, Recordings
+from finback.services.gateway.nats_api import may_reply_to
 from finback.services.gateway.request_ids import RequestIds
 from finback.services.gateway.sink import Outcome, Sink
 from finback.shared.errors import (
@@ -198,3 +199,27 @@ async def test_empty_and_huge_keys_are_refused() -> None:
     for key in ("", "x" * 256):
         with pytest.raises(InvalidRequest):
             await Recordings().answer(("", "e", key), b"d", reply, ListSink(), tick_s=5)
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_fine"),
+    [
+        ("_INBOX.abc.1", True),
+        ("app.answers.7", True),
+        (None, False),
+        ("", False),
+        ("_INBOX.gateway.abc.1", False),
+        ("_INBOX.supervisor.x", False),
+        ("finback.v1.decode.decode-1.cancel", False),
+        ("finback.v1.api.chat.completions", False),
+        ("$JS.API.STREAM.DELETE.KV_x", False),
+        ("$KV.x.y", False),
+        ("_INBOX.>", False),
+        ("a.*", False),
+        ("a..b", False),
+        ("a b", False),
+    ],
+)
+def test_answers_go_to_clients_only(reply: str | None, is_fine: bool) -> None:
+    """A client must not have the gateway publish for it where it may not."""
+    assert may_reply_to(reply, "finback") == is_fine
