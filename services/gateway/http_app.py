@@ -195,7 +195,7 @@ def make_app(
 
     chat = AnswerEndpoint("chat.completions", front, metrics, log)
     completions = AnswerEndpoint("completions", front, metrics, log)
-    return Starlette(
+    app = Starlette(
         routes=[
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/v1/completions", completions, methods=["POST"]),
@@ -211,6 +211,9 @@ def make_app(
         ],
         exception_handlers={ServingError: _serving_error, HTTPException: _http_error},
     )
+    # A path with a slash too many is unknown; a redirected POST would lose its body in many clients.
+    app.router.redirect_slashes = False
+    return app
 
 
 async def _limited(request: Request) -> bytes:

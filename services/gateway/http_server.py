@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import uvicorn
 
+from finback.services.gateway.http_protocol import BoundedHttpProtocol
 from finback.shared.errors import ConfigError
 
 BACKLOG: Final = 2048
@@ -45,7 +46,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=BoundedHttpProtocol,
                 ws="none",
                 lifespan="off",
                 loop="none",

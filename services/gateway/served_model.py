@@ -16,6 +16,8 @@ from finback.shared.kv import block_hash
 
 # Longer texts are rendered, encoded and hashed on a thread: a millisecond is about this much.
 OFF_LOOP_CHARS: Final = 2_000
+# What one message costs beside its text, in characters.
+MESSAGE_CHARS: Final = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +107,16 @@ class ServedModel:
                 f"The model '{self.name}' has no chat template; use /v1/completions.",
                 param="messages",
             )
-        size = sum(_num_chars(message.get("content")) for message in messages)
-        self._refuse_hopeless(size, "messages")
+        if len(messages) > self.max_model_len:
+            raise _too_long(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your conversation has {len(messages)} messages, more than can fit.",
+                "messages",
+            )
+        num_chars = sum(_num_chars(message.get("content")) for message in messages)
+        self._refuse_hopeless(num_chars, "messages")
+        # A template is rendered message by message, be they empty.
+        size = num_chars + len(messages) * MESSAGE_CHARS
 
         def encode() -> Prompt:
             pieces = renderer.pieces(messages, variables)
@@ -131,13 +141,17 @@ class ServedModel:
 
     def from_ids(self, token_ids: Sequence[int], tenant: str, param: str) -> Prompt:
         """A prompt given as ids."""
+        self.check_ids(token_ids, param)
+        return self._hashed(token_ids, tenant)
+
+    def check_ids(self, token_ids: Sequence[int], param: str) -> None:
+        """Refuse ids that the vocabulary does not have."""
         for index, token_id in enumerate(token_ids):
             if token_id >= self.vocab_size:
                 raise InvalidRequest(
                     f"token id {token_id} is outside the vocabulary of {self.vocab_size}",
                     param=f"{param}.{index}",
                 )
-        return self._hashed(token_ids, tenant)
 
     def check_length(self, num_prompt_tokens: int, max_tokens: int | None, params: Params) -> int:
         """The tokens that the answer may have; a prompt (or sum) over the context is refused."""

@@ -35,6 +35,7 @@ class TextTools:
         request = check(parse_object(body), DetokenizeRequest)
         if request.model is not None:
             self._model.check_name(request.model)
+        self._model.check_ids(request.tokens, "tokens")
         tokenizer = self._model.tokenizer
         raw = b"".join(map(tokenizer.token_bytes, request.tokens))
         return {"prompt": raw.decode("utf-8", errors="replace")}

@@ -43,8 +43,9 @@ def _is_dropped(name: str, value: Any, request_type: type[Model]) -> bool:
 
 def _to_invalid(error: ValidationError) -> InvalidRequest:
     details = error.errors(include_url=False, include_context=False, include_input=False)
-    # Of the branches of a union, the one that went deepest is the one that was meant.
-    found = max(details, key=lambda detail: len(_path(detail)))
+    # Of the branches of a union, the one that went deepest is the one that was meant; one that
+    # only found too many items fits best of all.
+    found = max(details, key=lambda detail: (detail["type"] == "too_long", len(_path(detail))))
     path = _path(found)
     param = ".".join(map(str, path))
     if found["type"] == "extra_forbidden":

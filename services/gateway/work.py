@@ -21,6 +21,8 @@ from finback.shared.wire.messages.generate import ChoiceSpec, SamplingSpec
 
 COMPLETION_MAX_TOKENS: Final = 16
 _SEED_BITS: Final = 63
+# Longer ones are no token ids, and from some length on not even converted.
+MAX_ID_DIGITS: Final = 10
 _CHAT_PARAMS: Final = Params("messages", "max_tokens")
 _COMPLETION_PARAMS: Final = Params("prompt", "max_tokens")
 
@@ -163,7 +165,7 @@ def _sampling(
 
     ends = () if request.ignore_eos else model.tokenizer.eos_ids
     own = tuple(request.stop_token_ids or ())
-    _check_ids(own, model, "stop_token_ids")
+    model.check_ids(own, "stop_token_ids")
     if (request.min_tokens or 0) > max_tokens:
         raise InvalidRequest(
             f"min_tokens is above the {max_tokens} tokens that the answer may have",
@@ -192,22 +194,14 @@ def _logit_bias(request: GenerationRequest, model: ServedModel) -> dict[int, flo
         return None
     biases = {}
     for key, bias in request.logit_bias.items():
-        param = f"logit_bias.{key}"
-        if not key.isascii() or not key.isdigit() or int(key) >= model.vocab_size:
-            raise InvalidRequest(f"'{key}' is not a token id of this model", param=param)
+        param = f"logit_bias.{key[:40]}"
+        is_number = key.isascii() and key.isdigit() and len(key) <= MAX_ID_DIGITS
+        if not is_number or int(key) >= model.vocab_size:
+            raise InvalidRequest(f"'{key[:40]}' is not a token id of this model", param=param)
         if not isinstance(bias, int | float) or isinstance(bias, bool) or not -100 <= bias <= 100:
             raise InvalidRequest("a bias must be a number from -100 to 100", param=param)
         biases[int(key)] = float(bias)
     return biases
-
-
-def _check_ids(token_ids: Sequence[int], model: ServedModel, param: str) -> None:
-    for index, token_id in enumerate(token_ids):
-        if token_id >= model.vocab_size:
-            raise InvalidRequest(
-                f"token id {token_id} is outside the vocabulary of {model.vocab_size}",
-                param=f"{param}.{index}",
-            )
 
 
 def _choices(request: GenerationRequest) -> tuple[ChoiceSpec, ...]:

@@ -1,5 +1,6 @@
 """What clients see on the wire: status codes, envelopes, headers, bytes of a stream."""
 
+import asyncio
 import http.client
 import json
 import socket
@@ -9,6 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
+from finback.services.gateway import http_protocol
+from finback.services.gateway.http_server import HttpServer, listen
 from support.gateway_stack import GatewayStack
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -39,6 +42,9 @@ def post(stack: GatewayStack, body: Any, path: str = CHAT, **headers: str) -> ht
          "context_length_exceeded"),
         ({**BODY, "logit_bias": {"x": 1}}, 400, "logit_bias.x", None),
         ({**BODY, "logit_bias": {"1": 101}}, 400, "logit_bias.1", None),
+        ({**BODY, "logit_bias": {"9" * 5_000: 1}}, 400, "logit_bias." + "9" * 40, None),
+        ({**BODY, "messages": [{"role": "user", "content": ""}] * 20_000}, 400, "messages",
+         "context_length_exceeded"),
         ({**BODY, "stop_token_ids": [50_000]}, 400, "stop_token_ids.0", None),
         ({**BODY, "top_logprobs": 1}, 400, "top_logprobs", None),
         ({**BODY, "stream_options": {}}, 400, "stream_options", None),
@@ -79,12 +85,50 @@ def test_too_large(stack: GatewayStack) -> None:
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/nope", 404), ("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/", 404)],
-)
+    [("GET", "/nope", 404), ("GET", CHAT, 405), ("POST", "/v1/models", 405), ("GET", "/", 404),
+     ("POST", CHAT + "/", 404)],
+)  # fmt: skip
 def test_unknown_routes(stack: GatewayStack, method: str, path: str, status: int) -> None:
     reply = httpx.request(method, stack.url + path)
     assert reply.status_code == status
     assert reply.json()["error"]["type"]
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        (b"\x16\x03\x01 no HTTP at all\r\n\r\n", "invalid_http"),
+        (b"POST / HTTP/1.1\r\ncontent-length: 1\r\ntransfer-encoding: chunked\r\n\r\n",
+         "invalid_http"),
+        (b"GET / HTTP/1.1\r\nx: " + b"a" * 100_000 + b"\r\n\r\n", "headers_too_large"),
+    ],
+)  # fmt: skip
+def test_what_is_no_http_gets_an_error_document(
+    stack: GatewayStack, head: bytes, code: str
+) -> None:
+    with socket.create_connection(("127.0.0.1", stack.port), timeout=5) as connection:
+        connection.sendall(head)
+        reply = b""
+        while part := connection.recv(65_536):
+            reply += part
+    assert reply.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(reply.partition(b"\r\n\r\n")[2])["error"]["code"] == code
+
+
+async def test_a_head_that_does_not_come_ends_the_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_TIMEOUT_S", 0.1)
+    listening = listen("127.0.0.1", 0)
+    server = HttpServer(None, drain_timeout_s=1)
+    serving = asyncio.create_task(server.serve_on(listening))
+    reader, writer = await asyncio.open_connection(*listening.getsockname())
+    writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost:")
+    async with asyncio.timeout(5):
+        assert await reader.read() == b""
+    writer.close()
+    server.close()
+    await serving
 
 
 def test_stream_bytes(stack: GatewayStack) -> None:
@@ -167,6 +211,8 @@ def test_tokenize(stack: GatewayStack) -> None:
     chat = post(stack, {"messages": BODY["messages"]}, "/tokenize").json()
     assert chat["tokens"][0] == 1
     assert post(stack, {}, "/tokenize").status_code == 400
+    unknown = post(stack, {"tokens": [1, 10**6]}, "/detokenize")
+    assert (unknown.status_code, unknown.json()["error"]["param"]) == (400, "tokens.1")
 
 
 def test_many_at_once(stack: GatewayStack) -> None:

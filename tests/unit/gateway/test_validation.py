@@ -104,6 +104,7 @@ def test_accepted(fields: dict[str, Any]) -> None:
         ([1, "a"], "prompt.1"),
         (["a", 1], "prompt.1"),
         ([1] * 1_000_000 + ["a"], "prompt.0"),
+        (["a"] * 200, "prompt"),
     ],
 )
 def test_prompts(prompt: Any, param: str | None) -> None:
