@@ -22,7 +22,11 @@ class StopHit:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta(Generic[L]):
-    """New text, and the (token id, logprobs) of the tokens whose text it completes."""
+    """New text, and the (token id, logprobs) of the tokens whose text it completes.
+
+    At a stop string also those of the token that it begins in the middle of, whose first part is
+    shown: all text has logprobs, tokens of which nothing is shown have none.
+    """
 
     text: str
     logprobs: tuple[tuple[int, L], ...] = ()
@@ -36,8 +40,8 @@ class AnswerText(Generic[L]):
     the beginning of a stop string until that is decided. Logprobs wait for their text.
     """
 
-    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_num_chars", "_num_shown",
-                 "_num_tokens", "_tokenizer", "_waiting")  # fmt: skip
+    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_num_chars", "_num_released",
+                 "_num_shown", "_num_tokens", "_tokenizer", "_waiting")  # fmt: skip
 
     def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0) -> None:
         self._tokenizer = tokenizer
@@ -48,6 +52,8 @@ class AnswerText(Generic[L]):
         # Characters decoded and characters shown so far; they differ by what is held back.
         self._num_chars = 0
         self._num_shown = 0
+        # Where the text of the last token ends whose logprobs were told.
+        self._num_released = 0
         self._waiting: deque[tuple[int, int, L]] = deque()
 
     def push(self, token_ids: Sequence[int], logprobs: Sequence[L] | None = None) -> TextDelta[L]:
@@ -94,7 +100,12 @@ class AnswerText(Generic[L]):
     def _delta(self, shown: str, stop: StopHit | None, *, is_last: bool = False) -> TextDelta[L]:
         self._num_shown += len(shown)
         released = []
-        while self._waiting and (is_last or self._waiting[0][0] <= self._num_shown):
-            _, token_id, logprob = self._waiting.popleft()
+        is_all = is_last and stop is None
+        while self._waiting and (
+            is_all
+            or self._waiting[0][0] <= self._num_shown
+            or (stop is not None and self._num_released < self._num_shown)
+        ):
+            self._num_released, token_id, logprob = self._waiting.popleft()
             released.append((token_id, logprob))
         return TextDelta(shown, tuple(released), stop)

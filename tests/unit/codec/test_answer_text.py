@@ -41,6 +41,8 @@ def test_cuts_do_not_matter(smollm: Tokenizer, text: str, data: st.DataObject) -
     stops = data.draw(st.lists(st.sampled_from(["é", "a 1", "👍", "\n\n", "zz"]), max_size=3))
     expected = run(smollm, [[token_id] for token_id in ids], stops)
     assert run(smollm, data.draw(cut(ids)), stops) == expected
+    told = b"".join(smollm.token_bytes(ids[index]) for index in expected[1])
+    assert told.startswith(expected[0].encode())
     if not stops:
         assert expected[0] == text
         assert expected[1] == list(range(len(ids)))
@@ -50,7 +52,9 @@ def test_the_stop_is_counted_in_tokens(smollm: Tokenizer) -> None:
     ids = smollm.encode("one two three four")
     shown, told, stop = run(smollm, [ids], ["ee f"])
     assert (shown, stop) == ("one two thr", ("ee f", 4))
-    assert told == [0, 1]
+    assert told == [0, 1, 2]  # " three" is shown in part, " four" is not
+    assert run(smollm, [ids], [" three"])[:2] == ("one two", [0, 1])
+    assert run(smollm, [ids], ["one"])[:2] == ("", [])
 
 
 def test_min_tokens_come_before_stops(smollm: Tokenizer) -> None:
