@@ -55,7 +55,7 @@ class MaskBook:
         self._entries[key] = _Entry(grammar)
 
     def end(self, key: Key) -> None:
-        """The sequence is over; the sampler is told with the next request."""
+        """The sequence is over; the sampler is told with the next request, at the latest soon."""
         if self._entries.pop(key, None) is not None:
             self._ended.append(key)
 
@@ -67,8 +67,8 @@ class MaskBook:
 
     @property
     def has_work(self) -> bool:
-        """True if a mask is wanted."""
-        return any(entry.wanted is not None for entry in self._entries.values())
+        """True if a mask is wanted, or an end is to be told."""
+        return bool(self._ended) or any(e.wanted is not None for e in self._entries.values())
 
     def wanted_keys(self) -> list[Key]:
         """The sequences that wait."""

@@ -56,6 +56,7 @@ class MaskPump:
         self._waiting_since.pop(key, None)
         self._parents.forget(key)
         self._book.end(key)
+        self._wake.set()
 
     def want(self, wanted: tuple[tuple[Key, int], ...]) -> None:
         """The engine waits for these masks (key, completion index)."""
@@ -86,16 +87,21 @@ class MaskPump:
 
     async def _ask(self) -> bool:
         """True if it brought a mask (or an end)."""
-        rows = self._book.rows(self._tokens_from)
-        if not rows:
+        rows, ended = self._book.rows(self._tokens_from), self._book.take_ended()
+        if not rows and not ended:
             return True
         request = MaskRequest(
             instance=self._host.instance,
             epoch=self._host.epoch,
             model=self._host.config.model_name,
             rows=rows,
-            ended=self._book.take_ended(),
+            ended=ended,
         )
+        if not rows:
+            # Told for tidiness: a sampler that does not hear it forgets them by itself.
+            subject = self._host.subjects.service("sampler", "mask")
+            await self._host.client.publish(subject, request)
+            return True
         parent = self._parents.choose([(row.request_id, row.choice) for row in rows])
         with tracing.span("mask", {"finback.num_rows": len(rows)}, parent=parent):
             reply = await self._host.client.call(
@@ -110,7 +116,8 @@ class MaskPump:
             self._waiting_since.pop(mask.key, None)
             self._provide(mask)
         for key, text in answers.broken:
-            self._broken(key, "internal", f"the grammar does not fit its tokens: {text}")
+            # All tokens came through its masks: it is the grammar that cannot be followed further.
+            self._broken(key, "invalid_argument", f"the grammar cannot be used: {text}")
         self._give_up(None)
         return bool(answers.masks or answers.broken)
 

@@ -133,11 +133,16 @@ class GrammarCompiler:
         text = engine_text(spec)
         matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=self._limits)
         _check(spec, matcher)
-        if not any(self._vocabulary.bitmask(matcher)):
+        is_empty = not any(self._vocabulary.bitmask(matcher))
+        _check(spec, matcher)
+        # Sequences start from copies, and those may hit limits that the original did not.
+        trial = matcher.deep_copy()
+        self._vocabulary.bitmask(trial)
+        _check(spec, trial)
+        if is_empty:
             raise InvalidRequest(
                 "the grammar allows no text at all", param=param_of(spec.kind), reason="empty"
             )
-        _check(spec, matcher)
         return Grammar(
             grammar_id=grammar_id(spec),
             start=matcher,

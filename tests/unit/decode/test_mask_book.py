@@ -66,8 +66,10 @@ def test_ended_is_told_once() -> None:
     book.add(KEY, GRAMMAR)
     book.end(KEY)
     book.end(KEY)
+    assert book.has_work  # told soon, not only when another sequence needs a mask
     assert book.take_ended() == (KEY,)
     assert book.take_ended() == ()
+    assert not book.has_work
 
 
 @given(st.lists(st.sampled_from(["step", "restart", "other"]), max_size=50))
