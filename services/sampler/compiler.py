@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import anyio
+import numpy as np
 from anyio import to_thread
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
@@ -135,20 +136,28 @@ class GrammarCompiler:
         _check(spec, matcher)
         is_empty = not any(self._vocabulary.bitmask(matcher))
         _check(spec, matcher)
-        # Sequences start from copies, and those may hit limits that the original did not.
-        trial = matcher.deep_copy()
-        self._vocabulary.bitmask(trial)
-        _check(spec, trial)
         if is_empty:
             raise InvalidRequest(
                 "the grammar allows no text at all", param=param_of(spec.kind), reason="empty"
             )
+        self._try_out(spec, matcher)
         return Grammar(
             grammar_id=grammar_id(spec),
             start=matcher,
             num_bytes=_BASE_BYTES + _BYTES_PER_TEXT_BYTE * len(text),
             compile_ms=(monotonic_s() - started_s) * 1000,
         )
+
+    def _try_out(self, spec: GrammarSpec, start: LLMatcher) -> None:
+        """One token on, a grammar too wide to be followed shows itself."""
+        allowed = np.frombuffer(self._vocabulary.bitmask(start), np.uint8)
+        first = int(np.flatnonzero(np.unpackbits(allowed, bitorder="little"))[0])
+        if first in self._vocabulary.eos_ids:
+            return
+        trial = start.deep_copy()
+        trial.consume_token(first)
+        trial.compute_bitmask()
+        _check(spec, trial)
 
     def _keep(self, grammar: Grammar) -> Grammar:
         known = self._cache.pop(grammar.grammar_id, None)
@@ -180,4 +189,4 @@ def _construct(problem: str) -> str:
 
 
 def _shown(problem: str) -> str:
-    return re.sub(r"\s*<state>.*", "", problem, flags=re.DOTALL).strip()[:1000]
+    return re.sub(r"\s*<(?:state|non-verbose)[/>].*", "", problem, flags=re.DOTALL).strip()[:1000]
