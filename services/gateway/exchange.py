@@ -169,6 +169,8 @@ class Exchange:
                     tenant=caller.tenant,
                     grammar=grammar,
                     credit_tokens=CREDIT_TOKENS,
+                    # What one tenant has sent must not make another's answer come sooner.
+                    cache_salt=caller.tenant,
                     drafting=self._config.drafting,
                 ),
                 block_hashes=prompt.block_hashes,
