@@ -91,6 +91,12 @@ class StackConfig:
     kv_pool_bytes: int = setting(
         0, "KV pool of an engine; 0: from free memory", unit="bytes", low=0, high=2**48
     )
+    cluster_key: str = setting(
+        "", "key of block hashes, 64 hex digits; one for all gateways and engines", is_secret=True
+    )
+    cluster_key_file: str = setting(
+        "", "file with the cluster_key; empty: `finback up` makes <run_dir>/cluster.key"
+    )
     block_size: int = setting(64, "tokens in a KV block", unit="tokens", low=1, high=1024)
     arena_bytes: int = setting(
         2**30, "largest size of the hand-over arena", unit="bytes", low=2**20, high=2**48

@@ -55,6 +55,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         renderer: ConversationRenderer | None,
         numerics: str,
+        cluster_key: bytes = b"",
     ) -> None:
         self.name = name
         self.aliases = tuple(aliases)
@@ -65,6 +66,7 @@ class ServedModel:
         self.created = int(unix_s())
         self.fingerprint = "fp_" + hashlib.sha256(f"{digest}/{numerics}".encode()).hexdigest()[:12]
         self._digest = digest
+        self._key = cluster_key
         self._block_size = block_size
         self._renderer = renderer
 
@@ -185,7 +187,7 @@ class ServedModel:
     def _hashed(self, token_ids: Sequence[int], tenant: str) -> Prompt:
         ids = np.asarray(token_ids, dtype="<i4")
         salt = f"{self._digest}/{tenant}".encode()
-        hashes = block_hash.chain(ids, self._block_size, b"", salt)
+        hashes = block_hash.chain(ids, self._block_size, self._key, salt)
         return Prompt(ids.tobytes(), b"".join(hashes))
 
 

@@ -21,6 +21,7 @@ from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.codec.load import load_renderer, load_tokenizer
 from finback.shared.config import StackConfig
+from finback.shared.kv.cluster_key import cluster_key
 from finback.shared.models.source import open_source
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.prefill import Ack, PrefillFailed
@@ -164,4 +165,5 @@ def load_model(config: StackConfig) -> ServedModel:
         tokenizer=tokenizer,
         renderer=load_renderer(source.text, tokenizer),
         numerics="deterministic" if config.deterministic else "fast",
+        cluster_key=cluster_key(config),
     )

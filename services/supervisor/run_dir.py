@@ -11,7 +11,9 @@ from typing import Any, Self
 
 import psutil
 
+from finback.shared.config import StackConfig
 from finback.shared.errors import ConfigError
+from finback.shared.kv.cluster_key import new_key
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +80,15 @@ class RunDir:
 
     def log(self, service: str) -> Path:
         return self.logs / f"{service}.log"
+
+    def keep_cluster_key(self, config: StackConfig) -> str:
+        """The file with the cluster's secret, made here if it is not given (as text or a file)."""
+        if config.cluster_key_file and not config.cluster_key:
+            return config.cluster_key_file
+        path = self.root / "cluster.key"
+        if config.cluster_key or not path.exists():
+            write_private(path, (config.cluster_key or new_key()) + "\n")
+        return str(path)
 
     def create(self) -> None:
         """Make the folders, closed to other users."""

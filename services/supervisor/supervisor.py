@@ -150,7 +150,10 @@ class Supervisor:
         layout = topology.choose_layout(config.roles_layout, cores)
         http_port = ports.choose(config.http_host, config.http_port, "HTTP", "--http-port")
         self._config = config = child_config.effective(
-            config, http_port=http_port, roles_layout=layout
+            config,
+            http_port=http_port,
+            roles_layout=layout,
+            cluster_key_file=self._run_dir.keep_cluster_key(config),
         )
         config_file = self._run_dir.root / "config.toml"
         write_private(config_file, child_config.to_toml(config))

@@ -8,6 +8,7 @@ from finback.shared.engine.config import EngineConfig, NumericsMode
 from finback.shared.engine.device import choose_device, num_cores
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
+from finback.shared.kv.cluster_key import cluster_key
 from finback.shared.models.loader import load_model
 from finback.shared.models.source import ModelSource, open_source
 
@@ -32,6 +33,7 @@ def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
         mode=numerics_mode(config),
         device=choose_device(config.device),
         num_threads=config.num_threads or num_cores(),
+        cache_key=cluster_key(config),
         weights_digest=source.digest,
     )
 
