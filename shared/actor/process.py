@@ -35,13 +35,21 @@ ServiceFactory = Callable[[ServiceContext], Service]
 _log = logging.get_logger(__name__)
 
 
-def run(service_factory: ServiceFactory, *, argv: Sequence[str] | None = None) -> int:
-    """Run a service until it is told to stop; return the exit code."""
+def run(
+    service_factory: ServiceFactory,
+    *,
+    argv: Sequence[str] | None = None,
+    options: Sequence[argparse.ArgumentParser] = (),
+) -> int:
+    """Run a service until it is told to stop; return the exit code.
+
+    `options`: parsers of what the caller has read from `argv` itself, for the help text.
+    """
     name = getattr(service_factory, "name", "service")
     # A supervisor names its children, so that it can tell at once which instance has ended.
     instance = os.environ.get("FINBACK_INSTANCE") or f"{name}-{secrets.token_hex(3)}"
     try:
-        config = _configure(name, argv)
+        config = _configure(name, argv, options)
         logging.setup(name, instance, config.log_level)
         tracing.setup(
             name,
@@ -115,8 +123,10 @@ def bus_settings(config: StackConfig, name: str) -> BusSettings:
     )
 
 
-def _configure(name: str, argv: Sequence[str] | None) -> StackConfig:
-    parser = argparse.ArgumentParser(prog=f"finback.services.{name}")
+def _configure(
+    name: str, argv: Sequence[str] | None, options: Sequence[argparse.ArgumentParser]
+) -> StackConfig:
+    parser = argparse.ArgumentParser(prog=f"finback.services.{name}", parents=list(options))
     parser.add_argument("--config", metavar="FILE", help="TOML file of settings")
     parser.add_argument(
         "--set", metavar="KEY=VALUE", action="append", default=[], help="one setting"

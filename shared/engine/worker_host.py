@@ -248,8 +248,8 @@ def run(service: str, argv: Sequence[str]) -> int:
 
     parser = argparse.ArgumentParser(prog=f"finback.services.{service}", add_help=False)
     parser.add_argument("--roles", default=service, type=_roles, help="comma-separated roles")
-    given, rest = parser.parse_known_args(argv)
-    return process.run(host_class(service, given.roles, load_engine), argv=rest)
+    given, _ = parser.parse_known_args(argv)
+    return process.run(host_class(service, given.roles, load_engine), argv=argv, options=(parser,))
 
 
 def _roles(text: str) -> tuple[str, ...]:
