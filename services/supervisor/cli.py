@@ -98,7 +98,9 @@ def chat(
     model: Annotated[str | None, typer.Option(help="The stack's model if not given.")] = None,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1)] = None,
-    temperature: Annotated[float | None, typer.Option(min=0.0)] = None,
+    temperature: Annotated[
+        float, typer.Option(min=0.0, max=2.0, help="Small models babble at 1.")
+    ] = 0.6,
     seed: Annotated[int | None, typer.Option()] = None,
     key: Annotated[str | None, typer.Option(help="API key.", envvar="FINBACK_API_KEY")] = None,
     as_json: JsonOption = False,
