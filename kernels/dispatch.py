@@ -175,7 +175,41 @@ _CUDA_OPS: Final = (
 )
 
 
+# CPU kernels serve deterministic mode too: a row's bits never depend on the rows beside it.
+_CPU_OPS: Final = {
+    "decoder_stack": (
+        "finback.kernels.decoder_stack.cpu_driver",
+        "one compiled call a step; 4-bit weights stay 4-bit",
+    ),
+    "sample_tokens": (
+        "finback.kernels.sample_tokens.cpu_sample",
+        "one compiled call for all rows; no sort, noise only where it can win",
+    ),
+}
+
+
 def _register_all() -> None:
+    for op, (module, why) in _CPU_OPS.items():
+        register(
+            Implementation(
+                op=op,
+                backend="cpu",
+                module=module,
+                devices=("cpu",),
+                modes=("fast", "deterministic"),
+                why=why,
+            )
+        )
+    register(
+        Implementation(
+            op="decoder_stack",
+            backend="reference",
+            module="finback.kernels.decoder_stack.reference",
+            devices=("*",),
+            modes=("fast", "reference"),  # float32 products of torch change with the row count
+            why="one kernel an op, called by the layered network",
+        )
+    )
     for op in _CUDA_OPS:
         register(
             Implementation(

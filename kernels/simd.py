@@ -208,6 +208,11 @@ class Emitter:
             a = op(a, self.b.shuffle_vector(a, undefined, mask))
         return self.b.extract_element(a, I32(0))
 
+    def any_lane(self, flags: Value) -> Value:
+        """Is any of a vector of booleans set?"""
+        bits = self.b.bitcast(flags, ir.IntType(self.lanes))
+        return self.b.icmp_unsigned("!=", bits, ir.Constant(bits.type, 0))
+
     def scalar_maximum(self, a: Value, b: Value) -> Value:
         """`maximum`, for `reduce`."""
         return self.maximum(a, b)

@@ -167,3 +167,7 @@ def run_stack(thread, num_threads, job):
     else:
         for _ in range(num_threads - 1):
             sem_post(job[Job.SYNC] + SYNC_SEMAPHORE)
+
+
+decoder_stack = run_stack
+"""The name by which the registry finds it."""

@@ -14,6 +14,9 @@ from finback.kernels.linear.cpu_tiles import TILE_COLUMNS
 from finback.kernels.native import peek_i32
 from finback.kernels.simd import F32, I64, LANES, Emitter, Value, kernel
 
+# mypy: disable-error-code="no-untyped-def"
+# Compiled functions are typed by numba.
+
 
 def _emit_softmax(e: Emitter, scores: Value, length: Value, padded: Value, sum_at: Value) -> None:
     b = e.b
@@ -77,7 +80,7 @@ divided_copy: Final = kernel(_emit_divided)
 
 @inlined
 def scores_over_blocks(kind, item_bytes, num_rows, q, q_step, keys, block_bytes, head_offset, table,
-                       block_size, head_dim, length, scores, scores_step):  # type: ignore[no-untyped-def]  # compiled by numba  # fmt: skip
+                       block_size, head_dim, length, scores, scores_step):  # fmt: skip
     """scores[row, token] = q[row] . key[token] for all tokens of the blocks up to `length`."""
     for start in range(0, length, block_size):
         block = peek_i32(table + start // block_size * 4)
@@ -97,7 +100,7 @@ def scores_over_blocks(kind, item_bytes, num_rows, q, q_step, keys, block_bytes,
 
 @inlined
 def mix_over_blocks(kind, item_bytes, num_rows, scores, scores_step, values, block_bytes, head_offset,
-                    table, block_size, head_dim, length, out, out_step):  # type: ignore[no-untyped-def]  # compiled by numba  # fmt: skip
+                    table, block_size, head_dim, length, out, out_step):  # fmt: skip
     """out[row] = sum over tokens of scores[row, token] * value[token]."""
     for start in range(0, length, block_size):
         block = peek_i32(table + start // block_size * 4)

@@ -10,6 +10,7 @@ import torch
 from finback.kernels.decoder_stack.layout import Layer
 from finback.kernels.linear import cpu_packing
 from finback.kernels.linear.cpu_packing import PackedMatrix
+from finback.kernels.linear.cpu_tiles import GROUP
 from finback.kernels.simd import LANES
 from finback.shared.models.config import ModelConfig
 from finback.shared.models.weight_names import EMBEDDING, FINAL_NORM, HEAD, layer_name
@@ -97,7 +98,7 @@ def _gate_up(config: ModelConfig, reader: WeightReader, gate: str, up: str) -> P
 
 
 def _is_packable(tensor: QuantisedTensor) -> bool:
-    return tensor.type_name in (*_4_BIT, "Q8_0") and tensor.shape[1] % cpu_packing.GROUP == 0
+    return tensor.type_name in (*_4_BIT, "Q8_0") and tensor.shape[1] % GROUP == 0
 
 
 def _plain(reader: WeightReader, name: str) -> torch.Tensor:

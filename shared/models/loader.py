@@ -7,7 +7,6 @@ import torch
 from finback.kernels import dispatch
 from finback.kernels.unavailable import KernelUnavailable
 from finback.shared.errors import BackendUnavailable, ConfigError
-from finback.shared.models import cpu_stack
 from finback.shared.models.causal_lm import CausalLM
 from finback.shared.models.hf_weights import HfWeights
 from finback.shared.models.source import ModelSource
@@ -45,10 +44,10 @@ def load_model(
             f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}"
         )
     reader = open_weights(source)
-    if device == "cpu" and mode != "reference" and cpu_stack.unsupported(source.config) is None:
-        return cpu_stack.CpuStack(
-            source.config, reader, mode=mode, num_threads=num_threads or torch.get_num_threads()
-        )
+    if device == "cpu" and mode != "reference":
+        found = _load_cpu_stack(source, reader, mode, num_threads or torch.get_num_threads())
+        if found is not None:
+            return found
     kernels = _select(device, mode)
     has_fused = dispatch.select("decode_attention", device, mode).chosen.backend == "cuda"
     if has_fused and weights_dtype in ("auto", "bf16"):
@@ -65,3 +64,25 @@ def _select(device: str, mode: str) -> dispatch.KernelSet:
         return dispatch.select_all(device, mode)
     except KernelUnavailable as error:
         raise BackendUnavailable(str(error)) from None
+
+
+def _load_cpu_stack(
+    source: ModelSource, reader: WeightReader, mode: str, num_threads: int
+) -> CausalLM | None:
+    """The compiled network, or None where it is not selected or cannot hold this model."""
+    try:
+        backend = dispatch.select("decoder_stack", "cpu", mode).chosen.backend
+    except KernelUnavailable as error:
+        raise BackendUnavailable(str(error)) from None
+    if backend != "cpu":
+        return None
+    from finback.shared.models import cpu_stack  # needs numba
+
+    reason = cpu_stack.unsupported(source.config)
+    if reason is None:
+        return cpu_stack.CpuStack(source.config, reader, mode=mode, num_threads=num_threads)
+    if mode == "deterministic":
+        raise ConfigError(
+            f"{source.path}: deterministic mode cannot run this model: {reason}; leave it off"
+        )
+    return None
