@@ -1,6 +1,6 @@
 """Each CUDA kernel's share of its ceiling, over launch shapes: what the defaults were chosen from.
 
-usage: python benchmarks/cuda_kernels.py [--sections linear decode prefill sampling] [--out FILE]
+usage: python -m benchmarks.cuda_kernels [--sections linear decode prefill sampling] [--out FILE]
 
 Launches go over several sets of inputs, so that nothing is found in a cache, inside of one graph. The
 ceilings are this device's own: 4.28 TB/s of copies and 712 TFLOP/s of bfloat16 products on an H200.
@@ -9,11 +9,13 @@ ceilings are this device's own: 4.28 TB/s of copies and 712 TFLOP/s of bfloat16 
 import argparse
 import itertools
 import json
+import random
 import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +69,7 @@ def linear_cases() -> Iterator[Case]:
         out = tensor(1, size_out, dtype=torch.float32)
 
         def launch(
-            shape: tuple[int, ...], x: Any = x, weight: Any = weight, weights: Any = weights,
+            shape: tuple[int, int, int], x: Any = x, weight: Any = weight, weights: Any = weights,
             out: Any = out, norm: bool = norm, gated: bool = gated,
         ) -> None:  # fmt: skip
             linear.one_row_tile = lambda *_: shape
@@ -85,32 +87,48 @@ def linear_cases() -> Iterator[Case]:
             yield Case(
                 section="linear", name=name, shape=shape, launches=copies,
                 floor_us=rows * size_in * 2 / BYTES_PER_S * 1e6,
-                launch=lambda launch=launch, shape=shape: launch(shape),
+                launch=partial(launch, shape),
             )  # fmt: skip
 
 
+def decode_lengths() -> dict[str, list[int]]:
+    """Context lengths of one stream, of equal ones, and of such as a mixed load has."""
+    source = random.Random(0)
+    mixed = [source.randint(100, 1024) + source.randint(0, 700) for _ in range(256)]
+    return {
+        "1x300": [300],
+        "512x140": [140] * 512,
+        "512x300": [300] * 512,
+        "256 mixed": mixed,
+        "64 mixed": mixed[:64],
+        "16 mixed": mixed[:16],
+    }
+
+
 def decode_cases() -> Iterator[Case]:
-    """Decode attention: one stream, many short and many longer contexts."""
-    for num_seqs, length in ((1, 300), (512, 140), (512, 300), (256, 600)):
-        layers = 28 if num_seqs == 1 else 2
-        width = -(-length // BLOCK_SIZE)
+    """Decode attention: shapes of a program, and how contexts are split."""
+    for name, lengths in decode_lengths().items():
+        num_seqs, width = len(lengths), -(-max(lengths) // BLOCK_SIZE)
+        layers = max(2, min(28, 3000 // (num_seqs * width)))
         shape = (layers, num_seqs * width + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
         k, v = tensor(*shape), tensor(*shape)
         table = (torch.randperm(num_seqs * width, device="cuda") + 1).view(num_seqs, width).int()
-        lens = torch.full((num_seqs,), length, dtype=torch.int32, device="cuda")
+        lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
         qkv = tensor(num_seqs, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
         out = tensor(num_seqs, HEADS * HEAD_DIM)
         norm = tensor(HEAD_DIM, dtype=torch.float32)
-        cos = tensor(1024, HEAD_DIM // 2, dtype=torch.float32)
+        cos = tensor(2048, HEAD_DIM // 2, dtype=torch.float32)
 
         def launch(
-            chosen: tuple[int, ...], splits: tuple[int, int], k: Any = k, v: Any = v,
-            qkv: Any = qkv, table: Any = table, lens: Any = lens, out: Any = out,
-            norm: Any = norm, cos: Any = cos, num_seqs: int = num_seqs,
+            chosen: tuple[int, int, int], min_tokens: int, k: Any = k, v: Any = v, qkv: Any = qkv,
+            table: Any = table, lens: Any = lens, out: Any = out, norm: Any = norm,
+            cos: Any = cos, num_seqs: int = num_seqs, width: int = width,
         ) -> object:  # fmt: skip
             decode.launch_shape = lambda *_: chosen
+            most = -(-width * BLOCK_SIZE // min_tokens)
+            splits = max(1, min(most, 16_384 // (num_seqs * KV_HEADS), 64))
             workspace = new_workspace(
-                num_seqs, HEADS, KV_HEADS, HEAD_DIM, splits[0], "cuda", splits[1]
+                num_seqs, HEADS, KV_HEADS, HEAD_DIM, splits, "cuda", min_tokens
             )
             for layer in range(k.shape[0]):
                 decode.decode_attention(
@@ -119,13 +137,12 @@ def decode_cases() -> Iterator[Case]:
                 )  # fmt: skip
             return workspace
 
-        splits = decode.choose_splits(num_seqs, KV_HEADS, width * BLOCK_SIZE, "cuda")
-        for chosen in itertools.product((16, 32, 64), (1, 2, 4), (1, 2, 3, 4, 5)):
+        shapes = ((16, 1, 2), (32, 1, 2), (32, 2, 3), (64, 4, 1), (64, 4, 3))
+        for chosen, min_tokens in itertools.product(shapes, (64, 128, 256, 512, 1024)):
             yield Case(
-                section="decode", name=f"{num_seqs}x{length}", shape=(*chosen, *splits),
-                launches=layers,
-                floor_us=num_seqs * length * KV_HEADS * HEAD_DIM * 4 / BYTES_PER_S * 1e6,
-                launch=lambda launch=launch, chosen=chosen, splits=splits: launch(chosen, splits),
+                section="decode", name=name, shape=(*chosen, min_tokens), launches=layers,
+                floor_us=sum(lengths) * KV_HEADS * HEAD_DIM * 4 / BYTES_PER_S * 1e6,
+                launch=partial(launch, chosen, min_tokens),
             )  # fmt: skip
 
 
@@ -142,7 +159,7 @@ def prefill_cases() -> Iterator[Case]:
     cu = torch.arange(num_seqs + 1, device="cuda").int() * length
     floor_us = num_seqs * length**2 / 2 * 4 * HEADS * HEAD_DIM / FLOPS_PER_S * 1e6
 
-    def ours(shape: tuple[int, ...]) -> None:
+    def ours(shape: tuple[int, int, int, int]) -> None:
         prefill.launch_shape = lambda *_: shape
         prefill.paged_attention(q, k, v, table, cu, lens, 0.08, out=out)
 
@@ -153,7 +170,7 @@ def prefill_cases() -> Iterator[Case]:
     ):  # fmt: skip
         yield Case(
             section="prefill", name="ours", shape=shape, launches=1, floor_us=floor_us,
-            launch=lambda shape=shape: ours(shape),
+            launch=partial(ours, shape),
         )  # fmt: skip
     heads = q.view(num_seqs, length, HEADS, HEAD_DIM).transpose(1, 2)
     keys = k.view(num_seqs, length, KV_HEADS, HEAD_DIM).transpose(1, 2)
@@ -169,7 +186,7 @@ def prefill_cases() -> Iterator[Case]:
     for backend in (backends.CUDNN_ATTENTION, backends.FLASH_ATTENTION):
         yield Case(
             section="prefill", name=str(backend), shape=(), launches=1, floor_us=floor_us,
-            launch=lambda backend=backend: theirs(backend),
+            launch=partial(theirs, backend),
         )  # fmt: skip
 
 
@@ -187,7 +204,7 @@ def sampling_cases() -> Iterator[Case]:
         yield Case(
             section="sampling", name=name, shape=(), launches=1,
             floor_us=rows * vocab_size * 4 / BYTES_PER_S * 1e6,
-            launch=lambda params=params: sampling.sample_tokens(logits, params),
+            launch=partial(sampling.sample_tokens, logits, params),
         )  # fmt: skip
 
 
@@ -204,7 +221,7 @@ def time_us(case: Case, repeat: int = 7) -> tuple[float, float]:
     replay, kept = record_graph(case.launch)
     found = []
     for _ in range(repeat):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch leaves it untyped
         begin.record()
         replay()
         end.record()
@@ -216,7 +233,7 @@ def time_us(case: Case, repeat: int = 7) -> tuple[float, float]:
 
 def compile_shards(sections: list[str], count: int) -> None:
     """Compile into the shared cache with several processes."""
-    command = [sys.executable, __file__, "--sections", *sections, "--shard"]
+    command = [sys.executable, "-m", "benchmarks.cuda_kernels", "--sections", *sections, "--shard"]
     running = [subprocess.Popen([*command, str(index), str(count)]) for index in range(count)]
     for process in running:
         process.wait()

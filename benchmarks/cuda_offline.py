@@ -1,6 +1,6 @@
 """Offline speed of the CUDA network: whole workloads, from token ids to token ids, on random weights.
 
-usage: python benchmarks/cuda_offline.py --model qwen3-0.6b --workloads latency decode [--profile]
+usage: python -m benchmarks.cuda_offline --model qwen3-0.6b --workloads latency decode
 
 Prompts are computed in chunks of whole sequences, then every step is one graph: forward, head,
 sampling at temperature 0.6 over the full vocabulary, and the state's advance. All tokens come back to
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import torch
-from cuda_models import MODELS, Request, requests
 
+from benchmarks.cuda_models import MODELS, Request, requests
 from finback.kernels import dispatch
 from finback.kernels.sample_tokens import SamplingTensors
 from finback.kernels.sample_tokens.cuda_triton import sample_tokens
@@ -44,9 +44,14 @@ def on_device(values: list[int], dtype: torch.dtype = torch.int32) -> torch.Tens
 
 
 class Session:
-    """A workload's requests with their blocks, and a loop for each bucket that it will pass."""
+    """A workload's requests with their blocks, and a loop for each bucket that it will pass.
+
+    `wanted` is in the session's own order.
+    """
 
     def __init__(self, model: CudaTransformer, wanted: list[Request]) -> None:
+        # Longest first: programs of an attention kernel start in this order, and end together.
+        wanted = sorted(wanted, key=lambda item: -len(item.prompt))
         self.model, self.wanted = model, wanted
         lengths = [len(item.prompt) + item.num_tokens for item in wanted]
         self.width = -(-max(lengths) // BLOCK_SIZE)

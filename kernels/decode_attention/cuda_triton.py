@@ -208,25 +208,36 @@ def _attend(
                 tl.store(counter, 0)
 
 
+_FEW, _SHORT, _LONG = 64, 512, 1024
+
+
 def choose_splits(
     num_seqs: int, num_kv_heads: int, max_context: int, device: str
 ) -> tuple[int, int]:
     """(num_splits, min_tokens) of a workspace.
 
-    Few sequences: about four programs a multiprocessor, of 64 tokens or more. Many: parts of 1024
-    tokens, so that long contexts do not outlast the others, as far as a grid of 16384 programs goes
-    (programs without a part cost something too).
+    Few sequences: about four programs a multiprocessor, of 64 tokens or more. Many: short contexts
+    whole; long ones in parts of 1024 tokens, so that the longest do not outlast the others, as far as
+    a grid of 16384 programs goes (programs without a part cost something too).
     """
     pairs = num_seqs * num_kv_heads
     wanted = 4 * num_multiprocessors(torch.device(device)) // pairs
     if wanted > 1:
-        return max(1, min(wanted, -(-max_context // 64), 64)), 64
-    return max(1, min(16_384 // pairs, -(-max_context // 1024), 64)), 1024
+        return max(1, min(wanted, -(-max_context // _FEW), 64)), _FEW
+    if max_context <= _SHORT:
+        return 1, _SHORT
+    return max(1, min(16_384 // pairs, -(-max_context // _LONG), 64)), _LONG
 
 
-def launch_shape(is_full: bool) -> tuple[int, int, int]:
-    """(tokens of a tile, warps, stages); `is_full`: the sequences alone fill the device."""
-    return (32, 1, 2) if is_full else (64, 4, 1)
+def launch_shape(min_tokens: int) -> tuple[int, int, int]:
+    """(tokens of a tile, warps, stages) for what `choose_splits` chose, as measured on an H200.
+
+    One small warp a program wins while contexts are short and alike; with long ones among them its
+    programs outlast the others.
+    """
+    if min_tokens == _SHORT:
+        return 16, 1, 2
+    return (64, 4, 3) if min_tokens == _LONG else (64, 4, 1)
 
 
 def decode_attention(
@@ -250,7 +261,7 @@ def decode_attention(
     block_size, num_kv_heads, head_dim = k_blocks.shape[1:]
     num_heads = out.shape[1] // head_dim
     group = num_heads // num_kv_heads
-    tile, warps, stages = launch_shape(workspace.min_tokens > 64)
+    tile, warps, stages = launch_shape(workspace.min_tokens)
     tile = min(tile, block_size)
     if block_size % tile or tile & (tile - 1) or head_dim & (head_dim - 1):
         raise ValueError(f"blocks of {block_size} tokens and heads of {head_dim} are not supported")
@@ -265,6 +276,6 @@ def decode_attention(
         ROWS=max(_MIN_DOT_ROWS, group_p2), HEAD_DIM=head_dim, BLOCK_SIZE=block_size, TILE=tile,
         NUM_SPLITS=splits, MIN_TILES=max(1, workspace.min_tokens // tile), SPLITS_P2=triton.next_power_of_2(splits),
         CHUNK=min(16, triton.next_power_of_2(splits)), HAS_NORM=q_norm is not None,
-        PREFETCH=pdl and splits > 1, PDL=pdl, num_warps=warps, num_stages=stages, **({"launch_pdl": True} if pdl else {}),
+        PREFETCH=pdl, PDL=pdl, num_warps=warps, num_stages=stages, **({"launch_pdl": True} if pdl else {}),
     )  # fmt: skip
     return out

@@ -210,11 +210,11 @@ def one_row_tile(size_out: int, size_in: int, gated: bool) -> tuple[int, int, in
     if size_out > 32_768:
         return 32, min(512, whole), 8
     if gated:
-        return 4, min(512, whole), 2
+        return 4, min(1024, whole), 2
     if size_in > 2048:
-        return 4, 2048, 2
+        return 8, 2048, 4
     if size_in > 1024:
-        return 8, whole, 4
+        return 8, 1024, 8
     return 4, whole, 4
 
 

@@ -1,8 +1,8 @@
 """The network on an NVIDIA device: few fused kernels a layer, steps replayed as graphs.
 
-Up to 16 rows a layer is 5 kernels while decoding (norm + qkv; norms, rotation, storing and attention;
-output + residual; norm + gate, up + activation; down + residual). Above that the products are the
-vendor library's, with the rest fused between them. The residual stream is float32, all else bfloat16.
+With one row a layer is 5 kernels (norm + qkv; norms, rotation, storing and attention; output +
+residual; norm + gate, up + activation; down + residual). With more the products are the vendor
+library's, with the rest fused between them. The residual stream is float32, all else bfloat16.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,6 @@ from finback.kernels.embedding.cuda_triton import embedding
 from finback.kernels.paged_attention.cuda_triton import paged_attention
 from finback.kernels.rotary_store_kv.cuda_triton import rotary_store_kv
 from finback.kernels.silu_mul.cuda_triton import silu_mul
-from finback.kernels.skinny_linear import MAX_ROWS
 from finback.kernels.skinny_linear.cuda_triton import skinny_linear
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.config import ModelConfig
@@ -29,6 +28,8 @@ from finback.shared.models.weights import WeightReader
 
 _DTYPE = torch.bfloat16
 _MIN_WHOLE_ROWS = 2048
+# With 2 to 16 rows the fused products lose to the vendor's on an H200 (docs/LOG.md), so far.
+_MAX_FUSED_ROWS = 1
 
 Attend = Callable[[int, Layer, torch.Tensor, torch.Tensor], None]
 """(layer's index, layer, qkv [T, ...], out [T, heads * head_dim])."""
@@ -187,7 +188,7 @@ class CudaTransformer(Transformer):
         )
         embedding(token_ids, self._embedding, out=x)
         added = None
-        if x.shape[0] <= MAX_ROWS:
+        if x.shape[0] <= _MAX_FUSED_ROWS:
             self._few_rows(x, attend)
         else:
             added = self._rows(x, attend)
@@ -240,7 +241,7 @@ class CudaTransformer(Transformer):
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM`."""
         num_rows = hidden.shape[0]
-        if num_rows <= MAX_ROWS:
+        if num_rows <= _MAX_FUSED_ROWS:
             out = torch.empty(
                 (num_rows, self.config.vocab_size), dtype=torch.float32, device=self.device
             )

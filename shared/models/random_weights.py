@@ -40,6 +40,10 @@ class RandomWeights:
         """None: these are plain tensors."""
         return None
 
+    def stored(self, name: str) -> torch.Tensor:
+        """See `WeightReader`: as drawn, float32."""
+        return self.tensor(name, torch.float32)
+
     def optional(self, name: str, dtype: torch.dtype) -> torch.Tensor | None:
         """See `WeightReader`."""
         return self.tensor(name, dtype) if name in self._shapes else None

@@ -162,10 +162,10 @@ def sampling(rows: int, **changes: Any) -> SamplingTensors:
     }
     for name, value in changes.items():
         like = values.get(name)
-        is_tensor = isinstance(like, torch.Tensor) and not isinstance(value, torch.Tensor)
-        values[name] = (
-            torch.as_tensor(value, dtype=like.dtype, device=where) if is_tensor else value
-        )
+        if isinstance(like, torch.Tensor) and not isinstance(value, torch.Tensor):
+            values[name] = torch.as_tensor(value, dtype=like.dtype, device=where)
+        else:
+            values[name] = value
     return SamplingTensors(**values)
 
 
