@@ -32,6 +32,8 @@ from finback.shared.wire.subjects import Subjects
 
 MISSED_BEATS: Final = 3
 PING_TIMEOUT_S: Final = 2.0
+# A healthy server answers within a millisecond; one that just hung takes its time.
+SLOW_FLUSH_S: Final = 0.1
 # A prompt is computed in silence; its instance is looked after this often.
 PREFILL_CHECK_S: Final = 1.0
 # A row can get lost with the end in it; after this much silence the sequence is asked for.
@@ -323,10 +325,26 @@ class Desk:
         try:
             await self.client.call(subject, PingRequest(), PingReply, timeout_s=PING_TIMEOUT_S)
             self._heard_s[instance] = monotonic_s()
-        except (Unavailable, DeadlineExceeded) as error:
+        except DeadlineExceeded as error:
+            if await self._is_bus_well() and monotonic_s() >= self._patient_until_s:
+                self.lose_instance(instance, error.public_message, is_crash=False)
+        except Unavailable as error:
             if self.bus.is_connected and monotonic_s() >= self._patient_until_s:
                 self.lose_instance(instance, error.public_message, is_crash=False)
         except ServingError as error:
             self.log.warning("ping", instance=instance, error=error.public_message)
         finally:
             self._pinging.discard(instance)
+
+    async def _is_bus_well(self) -> bool:
+        """A server that hangs silences everybody: while it does, nobody is declared lost."""
+        begun_s = monotonic_s()
+        try:
+            async with asyncio.timeout(PING_TIMEOUT_S):
+                await self.bus.flush()
+        except (TimeoutError, ServingError):
+            self.metrics.count("finback.gateway.bus_hangs")
+        if self.bus.is_connected and monotonic_s() - begun_s < SLOW_FLUSH_S:
+            return True
+        self._patient_until_s = max(self._patient_until_s, monotonic_s() + self._beat_s)
+        return False
