@@ -157,10 +157,11 @@ class Emitter:
         return self.b.select(self.b.fcmp_ordered("<", a, b), a, b)
 
     def exp(self, a: Value) -> Value:
-        """exp; 0 for -inf and all below -87.3 (no denormals), NaN stays NaN."""
+        """exp; 0 below -87.3 (no denormals), inf above 88.3, NaN stays NaN."""
         low = self.b.fcmp_ordered("<", a, self.const(-87.3))
         x = self.b.select(low, self.const(0.0), a)
-        x = self.b.select(self.b.fcmp_ordered(">", x, self.const(88.3)), self.const(88.3), x)
+        high = self.b.fcmp_ordered(">", a, self.const(88.3))
+        x = self.b.select(high, self.const(0.0), x)
         n = self.unary("floor", self.fma(x, self.const(_LOG2_E), self.const(0.5)))
         r = self.fma(n, self.const(-_LN2_HIGH), x)
         r = self.fma(n, self.const(-_LN2_LOW), r)
@@ -171,6 +172,7 @@ class Emitter:
         # n is at most 127 here, so the scale is a normal number.
         power = self.b.shl(self.b.add(self._to_int(n), self.iconst(127)), self.iconst(23))
         result = self.b.fmul(value, self.b.bitcast(power, self.f32))
+        result = self.b.select(high, self.const(float("inf")), result)
         return self.b.select(low, self.const(0.0), result)
 
     def log(self, a: Value) -> Value:
