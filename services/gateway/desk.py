@@ -255,7 +255,9 @@ class Desk:
         self._lost[event.instance] = event.epoch
         self.lose_instance(event.instance, event.reason or "the process has ended", is_crash=True)
 
-    def lose_instance(self, instance: str, why: str, *, is_crash: bool) -> None:
+    def lose_instance(
+        self, instance: str, why: str, *, is_crash: bool, is_hang: bool = False
+    ) -> None:
         """Every generation placed there starts over, or fails."""
         affected = [
             generation
@@ -270,7 +272,8 @@ class Desk:
             self.metrics.count("finback.gateway.instances_lost")
             self.log.warning("instance lost", instance=instance, why=why, requests=len(affected))
         for generation in affected:
-            generation.lose(Lost(f"{instance} was lost: {why}", instance, is_crash=is_crash))
+            text = f"{instance} was lost: {why}"
+            generation.lose(Lost(text, instance, is_crash=is_crash, is_hang=is_hang))
 
     async def on_reconnect(self) -> None:
         """Our own connection was away: nobody is declared lost for a while, all are asked."""
@@ -327,7 +330,8 @@ class Desk:
             self._heard_s[instance] = monotonic_s()
         except DeadlineExceeded as error:
             if await self._is_bus_well() and monotonic_s() >= self._patient_until_s:
-                self.lose_instance(instance, error.public_message, is_crash=False)
+                why = error.public_message
+                self.lose_instance(instance, why, is_crash=False, is_hang=True)
         except Unavailable as error:
             if self.bus.is_connected and monotonic_s() >= self._patient_until_s:
                 self.lose_instance(instance, error.public_message, is_crash=False)

@@ -22,12 +22,15 @@ from finback.shared.wire.messages.route import RouteReply
 
 
 class Lost(Unavailable):
-    """The instance that worked on an attempt is gone (`is_crash`) or gave the work up."""
+    """The instance that worked on an attempt is gone (`is_crash`), hangs, or gave the work up."""
 
-    def __init__(self, public_message: str, instance: str, *, is_crash: bool) -> None:
+    def __init__(
+        self, public_message: str, instance: str, *, is_crash: bool, is_hang: bool = False
+    ) -> None:
         super().__init__(public_message, reason="instance")
         self.instance = instance
         self.is_crash = is_crash
+        self.is_hang = is_hang
 
 
 @dataclass(slots=True)

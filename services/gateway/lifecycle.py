@@ -32,7 +32,9 @@ MAX_CRASHES: Final = 2
 ROUTE_WAIT_S: Final = 10.0
 # After the loss of an instance the client hears within 5 s: an answer, or that there is none.
 REPLACE_WAIT_S: Final = 4.0
-PLACE_TIMEOUT_S: Final = 5.0
+# A hang takes up to 3 s to be noticed, and nobody starts another instance because of it.
+REPLACE_HUNG_WAIT_S: Final = 1.5
+PLACE_TIMEOUT_S: Final = 3.0
 CHUNK_BYTES: Final = 256 * 1024
 _PAUSE_S: Final = (0.02, 0.1)
 
@@ -173,7 +175,8 @@ class Lifecycle:
                 await self._ask(generation, placement, "chunk", message, Ack)
         except DeadlineExceeded as error:
             instance = placement.prefill_instance
-            raise Lost(f"{instance} does not answer", instance, is_crash=False) from error
+            text = f"{instance} does not answer"
+            raise Lost(text, instance, is_crash=False, is_hang=True) from error
 
     async def _ask(
         self,
@@ -244,6 +247,8 @@ def _route_wait_s(failed: ServingError | None) -> float:
     """How long to wait for an instance; one that is full or failing is not soon another one."""
     if failed is None:
         return ROUTE_WAIT_S
+    if isinstance(failed, Lost) and failed.is_hang:
+        return REPLACE_HUNG_WAIT_S
     return REPLACE_WAIT_S if isinstance(failed, Unavailable) else 0.0
 
 

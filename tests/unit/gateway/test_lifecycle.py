@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from finback.services.gateway import desk as desk_module
 from finback.services.gateway import lifecycle
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation
@@ -190,3 +191,21 @@ async def test_a_death_while_placing_is_not_waited_out(monkeypatch: pytest.Monke
         assert time.monotonic() - begun_s < 0.8
     assert isinstance(error, Unavailable)
     assert error.http_status == 503
+
+
+async def test_a_hang_while_placing_is_told_within_5_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(instance: OneInstance, desk: Desk) -> Take:
+        async def take(request: PrefillRequest) -> None:
+            await asyncio.sleep(1)
+
+        return take
+
+    assert lifecycle.PLACE_TIMEOUT_S + lifecycle.REPLACE_HUNG_WAIT_S < 5
+    assert desk_module.PREFILL_CHECK_S + desk_module.PING_TIMEOUT_S < 3.1
+    monkeypatch.setattr(lifecycle, "PLACE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(lifecycle, "REPLACE_HUNG_WAIT_S", 0.1)
+    async with placed(make) as (_, run):
+        begun_s = time.monotonic()
+        error = await run
+        assert time.monotonic() - begun_s < 0.8
+    assert isinstance(error, Unavailable)
