@@ -203,6 +203,10 @@ class GgufHeader:
         """A read-only view of a tensor's bytes in the mapped file."""
         return np.frombuffer(self._data, np.uint8, info.num_bytes, info.offset)
 
+    def release_pages(self) -> None:
+        """Drop the mapped pages from this process; they are read again when touched."""
+        self._data.madvise(mmap.MADV_DONTNEED)
+
     def header(self) -> bytes:
         """All bytes before the tensor data: what a digest is made of."""
         return self._data[: self.header_bytes]

@@ -47,6 +47,8 @@ def load_model(
     if device == "cpu" and mode != "reference":
         found = _load_cpu_stack(source, reader, mode, num_threads or torch.get_num_threads())
         if found is not None:
+            if source.gguf is not None:
+                source.gguf.release_pages()  # all weights were repacked
             return found
     kernels = _select(device, mode)
     has_fused = dispatch.select("decode_attention", device, mode).chosen.backend == "cuda"

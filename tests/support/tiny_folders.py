@@ -28,13 +28,16 @@ SIZES: Final[dict[str, Any]] = {
 }
 
 
-def tiny_hf_model(architecture: str, **changes: Any) -> PreTrainedModel:
+def tiny_hf_model(architecture: str, **changes: Any) -> Any:
     """A random model of transformers, the same at every call."""
     torch.manual_seed(7)
     settings = {**SIZES, "tie_word_embeddings": False, **changes}
+    model: Any
     if architecture == "llama":
-        return LlamaForCausalLM(LlamaConfig(**settings)).eval()
-    return Qwen3ForCausalLM(Qwen3Config(**settings)).eval()
+        model = LlamaForCausalLM(LlamaConfig(**settings))
+    else:
+        model = Qwen3ForCausalLM(Qwen3Config(**settings))
+    return model.eval()
 
 
 def save_hf(model: PreTrainedModel, folder: Path, max_shard_size: str = "1GB") -> Path:

@@ -5,7 +5,7 @@ default float16 KV differs from the reference by at most 0.05 in a logit; 0.1 is
 """
 
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pytest
@@ -85,7 +85,8 @@ def _generate(model: CausalLM, prompts: list[list[int]]) -> list[tuple[list[int]
             Chunk(token_ids=text[start:], first=start, blocks=table)
             for text, start, table in zip(texts, first, blocks, strict=True)
         ]
-        found = logits_of(model, pool, chunks).split([len(chunk.token_ids) for chunk in chunks])
+        sizes = [len(chunk.token_ids) for chunk in chunks]
+        found = torch.split(logits_of(model, pool, chunks), sizes)
         for i, logits in enumerate(found):
             rows[i].append(logits)
             first[i] = len(texts[i])
@@ -98,7 +99,7 @@ def test_reference_is_greedy_equal_to_transformers(
 ) -> None:
     source = open_source()
     config = source.config
-    oracle = LlamaForCausalLM(
+    oracle: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
             hidden_size=config.hidden_size,
@@ -111,7 +112,8 @@ def test_reference_is_greedy_equal_to_transformers(
             rope_parameters={"rope_type": "default", "rope_theta": config.rope_theta},
             tie_word_embeddings=True,
         )
-    ).eval()
+    )
+    oracle.eval()
     reader = open_weights(source)
     assert isinstance(reader, GgufWeights)
     state = {hf_name(name): reader.tensor(name, torch.float32) for name in shapes(config)}

@@ -185,7 +185,7 @@ def test_penalties(sample: Sampler) -> None:
     counts = torch.tensor([[3, 0, 0], [0, 0, 0]], dtype=torch.int32)
     prompt = torch.tensor([[False, True, False], [True, False, False]])
     ones, zeros = torch.ones(2), torch.zeros(2)
-    base = {"temperature": 0.0, "output_counts": counts, "prompt_mask": prompt}
+    base: dict[str, Any] = {"temperature": 0.0, "output_counts": counts, "prompt_mask": prompt}
     # Repetition looks at prompt and completion: rows become [1, .95, -1] and [1, 1.9, -1].
     params = make(
         2, **base, repetition_penalty=2 * ones, presence_penalty=zeros, frequency_penalty=zeros

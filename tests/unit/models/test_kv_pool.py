@@ -35,7 +35,7 @@ def _fill(pool: KVPool, block: int) -> None:
 def test_both_layouts_pack_to_the_same_bytes(kv_dtype: str, num_tokens: int) -> None:
     packed = []
     for layout in ("token_major", "head_major"):
-        pool = _pool(layout, kv_dtype)  # type: ignore[arg-type]  # a loop over literals
+        pool = _pool(layout, kv_dtype)
         _fill(pool, 1)
         out = bytearray(pool.num_bytes(num_tokens))
         pool.pack_block(1, num_tokens, memoryview(out))
