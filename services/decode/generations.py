@@ -161,8 +161,13 @@ class Generations:
         self._spans.close(choice.key)
         self._host.metrics.count("finback.decode.ends", reason=end.finish_reason)
 
-    def end_with_error(self, choice: Choice, code: str, text: str) -> None:
-        """End a choice that cannot go on, and tell its gateway."""
+    def end_with_error(
+        self, choice: Choice, code: str, text: str, blamed: str | None = None
+    ) -> None:
+        """End a choice that cannot go on, and tell its gateway.
+
+        `blamed`: the instance that failed, empty if none did; ours if not given.
+        """
         request = self.table.get(choice.request_id, choice.attempt)
         if request is None or choice.state is ChoiceState.ENDED:
             return
@@ -173,20 +178,23 @@ class Generations:
             num_completion_tokens=choice.num_tokens,
             error_code=code,
             error_message=text,
+            error_instance=self._host.instance if blamed is None else blamed,
         )
         self._close(choice, end)
         row = choice.row_from(choice.num_tokens)
         self.streams.send(0, {request.spec.gateway: [row]})
 
-    def end_request_with_error(self, request: Request, code: str, text: str) -> None:
+    def end_request_with_error(
+        self, request: Request, code: str, text: str, blamed: str | None = None
+    ) -> None:
         """End all choices of a request that are open."""
         for choice in list(request.choices.values()):
-            self.end_with_error(choice, code, text)
+            self.end_with_error(choice, code, text, blamed)
 
     def _break(self, key: Key, code: str, text: str) -> None:
         choice = self.table.choice(key)
         if choice is not None:
-            self.end_with_error(choice, code, text)
+            self.end_with_error(choice, code, text, blamed="")
 
     def finish(self, choice: Choice, num_tokens: int) -> SequenceCounts | None:
         """A stop string ended a choice: its gateway knows, so no end is told."""

@@ -49,11 +49,9 @@ class PeerWatch:
 
     def _prefill_gone(self, instance: str) -> None:
         for request in self._generations.table.awaiting(instance):
-            self._expire(request, f"prefill instance {instance} is gone")
-
-    def _expire(self, request: Request, why: str) -> None:
-        self._host.metrics.count("finback.decode.reservations_expired")
-        self._generations.end_request_with_error(request, "unavailable", why)
+            self._host.metrics.count("finback.decode.reservations_expired")
+            why = f"prefill instance {instance} is gone"
+            self._generations.end_request_with_error(request, "unavailable", why, instance)
 
     async def _run(self) -> None:
         while True:

@@ -79,8 +79,8 @@ class Generation:
         self.attempt = 0
         self.placement: RouteReply | None = None
         self.excluded: tuple[str, ...] = ()
-        # The instance that failed the attempt, if it said so itself.
-        self.blamed = ""
+        # The instance that failed the attempt, as it was told; empty: none did.
+        self.blamed: str | None = None
         # Called when an attempt fails while it is being placed.
         self.interrupt: Callable[[], None] | None = None
         self.num_crashes = 0
@@ -113,7 +113,7 @@ class Generation:
         self.choices = [Choice(spec.index, granted=credit) for spec in self.spec.choices]
         self._num_open = len(self.choices)
         self.first_row_ns = 0
-        self.blamed = ""
+        self.blamed = None
         self._failure = None
         self._attempt_over.clear()
 
@@ -123,7 +123,7 @@ class Generation:
         if self._failure is not None:
             raise self._failure
 
-    def lose(self, error: ServingError, blamed: str = "") -> None:
+    def lose(self, error: ServingError, blamed: str | None = None) -> None:
         """The attempt has failed (an instance is lost, a prompt could not be computed)."""
         if self._failure is None and self._num_open:
             self._failure = error
@@ -174,8 +174,7 @@ class Generation:
         if not self.first_row_ns:
             self.first_row_ns = time.time_ns()
         if row.end is not None and row.end.finish_reason in ("error", "cancelled"):
-            decode = self.placement.decode_instance if self.placement is not None else ""
-            self.lose(_failure_of(row.end), decode)
+            self.lose(_failure_of(row.end), row.end.error_instance)
             return None
         logprobs = (
             None if row.logprobs is None else row.logprobs[-ahead:] if ahead else row.logprobs

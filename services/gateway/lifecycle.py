@@ -210,7 +210,9 @@ class Lifecycle:
     ) -> None:
         generation.num_crashes += _is_crash(error)
         failed = error.instance if isinstance(error, Lost) else generation.blamed
-        generation.excluded += (failed or placement.prefill_instance,)
+        if failed is None:  # it was prefill that refused
+            failed = placement.prefill_instance
+        generation.excluded += (failed,) if failed else ()
         self._desk.metrics.count("finback.gateway.retries", code=error.code)
         self._desk.log.warning(
             "retry",

@@ -46,9 +46,7 @@ class SamplingSpec:
             _within("logit_bias", bias, -100.0, 100.0)
 
 
-def _within(
-    name: str, value: float, low: float, high: float, *, open_low: bool = False
-) -> None:
+def _within(name: str, value: float, low: float, high: float, *, open_low: bool = False) -> None:
     if math.isnan(value) or value > high or value < low or (open_low and value == low):
         bracket = "(" if open_low else "["
         raise ValueError(f"{name} must be within {bracket}{low}, {high}], not {value}")
@@ -107,7 +105,8 @@ class EndInfo:
     """How one choice ended: exactly one a choice and attempt.
 
     `finish_reason` is `stop`, `length`, `cancelled` or `error`; `stop_token_id` the token that
-    ended it. Counts are of this choice.
+    ended it. Counts are of this choice. `error_instance`: whose failure an error is, if one's; a
+    retry avoids it.
     """
 
     finish_reason: str
@@ -120,6 +119,7 @@ class EndInfo:
     num_steps: int = 0
     error_code: str = ""
     error_message: str = ""
+    error_instance: str = ""
 
 
 @message("generate.TokenLogprob/1")

@@ -22,7 +22,13 @@ from finback.shared.errors import InvariantViolated, Overloaded, ServingError, U
 from finback.shared.telemetry.logging import get_logger
 from finback.shared.telemetry.metrics import Metrics
 from finback.shared.wire.messages.control import InstanceLost
-from finback.shared.wire.messages.generate import ChoiceSpec, GenerationSpec, SamplingSpec
+from finback.shared.wire.messages.generate import (
+    ChoiceSpec,
+    EndInfo,
+    GenerationSpec,
+    SamplingSpec,
+    TokenRow,
+)
 from finback.shared.wire.messages.prefill import (
     CancelReply,
     CancelRequest,
@@ -147,6 +153,28 @@ async def test_an_overloaded_decode_is_a_429_at_once() -> None:
     assert error.retry_after_s is not None
     assert time.monotonic() - begun_s < 1
     assert instance.excluded[1] == ("decode-1",)
+
+
+@pytest.mark.parametrize("blamed", ["prefill-9", "decode-9", ""])
+async def test_a_retry_avoids_whom_decode_blames(blamed: str) -> None:
+    def make(instance: OneInstance, desk: Desk) -> Take:
+        async def take(request: PrefillRequest) -> None:
+            end = EndInfo(finish_reason="error", error_code="unavailable", error_instance=blamed)
+            row = TokenRow(
+                request_id="r", choice=0, attempt=request.spec.attempt, offset=0, end=end
+            )
+            asyncio.get_running_loop().call_later(0.01, desk.open["r"].accept, row)
+
+        return take
+
+    async with placed(make) as (instance, run):
+        tried = asyncio.ensure_future(run)
+        async with asyncio.timeout(5):
+            while len(instance.excluded) < 2:  # noqa: ASYNC110  # a list, not an event
+                await asyncio.sleep(0.01)
+        tried.cancel()
+        await asyncio.wait([tried])
+    assert instance.excluded[1] == ((blamed,) if blamed else ())
 
 
 async def test_a_bug_of_the_only_engine_is_told_as_one() -> None:
