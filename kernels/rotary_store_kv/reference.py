@@ -25,8 +25,9 @@ def rotary_store_kv(
     num_rows = qkv.shape[0]
     num_kv_heads, head_dim = k_blocks.shape[2:]
     kv_size = num_kv_heads * head_dim
-    q, k, v = qkv.float().split([qkv.shape[1] - 2 * kv_size, kv_size, kv_size], dim=-1)
-    q, k, v = (part.reshape(num_rows, -1, head_dim) for part in (q, k, v))
+    wide = qkv.float()
+    parts = (wide[:, : -2 * kv_size], wide[:, -2 * kv_size : -kv_size], wide[:, -kv_size:])
+    q, k, v = (part.reshape(num_rows, -1, head_dim) for part in parts)
     if q_norm is not None and k_norm is not None:
         q, k = rms_norm(q, q_norm, eps), rms_norm(k, k_norm, eps)
     angles = positions.long()
