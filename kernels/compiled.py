@@ -24,7 +24,7 @@ _SOURCES: Final = ("cpu_*.py", "compiled.py", "layout.py", "native.py", "simd.py
 @cache
 def source_digest() -> str:
     """Changes with any source that machine code is made from (not with those of other devices)."""
-    digest = blake2b(digest_size=12)
+    digest = blake2b(os.environ.get("FINBACK_SIMD_LANES", "").encode(), digest_size=12)
     for path in sorted(path for name in _SOURCES for path in _ROOM.rglob(name)):
         digest.update(path.relative_to(_ROOM).as_posix().encode())
         digest.update(path.read_bytes())
