@@ -168,9 +168,7 @@ class Llama:
 
 def compare(name: str, rounds: int, ours: Callable[[], float], theirs: Callable[[], float]) -> None:
     """Alternate, print medians and the median of the rounds' ratios."""
-    pairs = []
-    for _ in range(rounds):
-        pairs.append((ours(), theirs()))
+    pairs = [(ours(), theirs()) for _ in range(rounds)]
     ratio = statistics.median(a / b for a, b in pairs)
     best = [max(pair[i] for pair in pairs) for i in range(2)]
     print(

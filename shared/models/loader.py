@@ -43,6 +43,7 @@ def load_model(
         raise ConfigError(
             f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}"
         )
+    _check_kernels(device, mode)
     reader = open_weights(source)
     if device == "cpu" and mode != "reference":
         found = _load_cpu_stack(source, reader, mode, num_threads or torch.get_num_threads())
@@ -50,7 +51,7 @@ def load_model(
             if source.gguf is not None:
                 source.gguf.release_pages()  # all weights were repacked
             return found
-    kernels = _select(device, mode)
+    kernels = dispatch.select_all(device, mode)
     has_fused = dispatch.select("decode_attention", device, mode).chosen.backend == "cuda"
     if has_fused and weights_dtype in ("auto", "bf16"):
         from finback.shared.models import cuda_transformer  # needs Triton
@@ -61,9 +62,10 @@ def load_model(
     return Transformer(source.config, reader, kernels, device=device, mode=mode, dtype=dtype)
 
 
-def _select(device: str, mode: str) -> dispatch.KernelSet:
+def _check_kernels(device: str, mode: str) -> None:
+    """Every op must have a kernel here, sampling too: say so before anything is loaded."""
     try:
-        return dispatch.select_all(device, mode)
+        dispatch.table(device, mode)
     except KernelUnavailable as error:
         raise BackendUnavailable(str(error)) from None
 
@@ -72,11 +74,7 @@ def _load_cpu_stack(
     source: ModelSource, reader: WeightReader, mode: str, num_threads: int
 ) -> CausalLM | None:
     """The compiled network, or None where it is not selected or cannot hold this model."""
-    try:
-        backend = dispatch.select("decoder_stack", "cpu", mode).chosen.backend
-    except KernelUnavailable as error:
-        raise BackendUnavailable(str(error)) from None
-    if backend != "cpu":
+    if dispatch.select("decoder_stack", "cpu", mode).chosen.backend != "cpu":
         return None
     from finback.shared.models import cpu_stack  # needs numba
 
