@@ -48,7 +48,7 @@ class StackConfig:
     max_model_len: int = setting(
         0, "longest prompt plus answer; 0: the model's", unit="tokens", low=0, high=2**24
     )
-    weights_dtype: str = setting("auto", "how weights are held", choices=("auto", "f32", "bf16"))
+    weights_dtype: str = setting("auto", "how weights are held", choices=("auto", "f32", "f16", "bf16"))
 
     # Where things lie
     run_dir: str = setting(".finback", "folder of this stack: sockets, logs, traces, state")
@@ -87,7 +87,7 @@ class StackConfig:
     kernel_backend: str = setting("auto", "'auto', 'reference' or a backend's name")
 
     # KV
-    kv_dtype: str = setting("auto", "how KV is held", choices=("auto", "f32", "bf16"))
+    kv_dtype: str = setting("auto", "how KV is held", choices=("auto", "f32", "f16", "bf16"))
     kv_pool_bytes: int = setting(
         0, "KV pool of an engine; 0: from free memory", unit="bytes", low=0, high=2**48
     )
