@@ -48,7 +48,9 @@ class StackConfig:
     max_model_len: int = setting(
         0, "longest prompt plus answer; 0: the model's", unit="tokens", low=0, high=2**24
     )
-    weights_dtype: str = setting("auto", "how weights are held", choices=("auto", "f32", "f16", "bf16"))
+    weights_dtype: str = setting(
+        "auto", "how weights are held", choices=("auto", "f32", "f16", "bf16")
+    )
 
     # Where things lie
     run_dir: str = setting(".finback", "folder of this stack: sockets, logs, traces, state")
