@@ -1,12 +1,11 @@
 """Chat Completions: events to chunks, or to one body."""
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
 from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.openai_answer import OpenAIAnswer
 from finback.services.gateway.openai_format import (
-    ChunkFormat,
     Spelling,
     chat_delta,
     chat_finish,
@@ -14,10 +13,9 @@ from finback.services.gateway.openai_format import (
     usage_json,
 )
 from finback.services.gateway.schema import ChatRequest
-from finback.shared.wire.messages.generate import TokenLogprob
 
 
-class ChatProtocol:
+class ChatProtocol(OpenAIAnswer):
     """One request's answer in the shapes of `chat.completion` and `chat.completion.chunk`."""
 
     def __init__(
@@ -30,22 +28,16 @@ class ChatProtocol:
         spelling: Spelling,
         num_choices: int,
     ) -> None:
-        self._spelling = spelling
+        super().__init__(
+            answer_id=f"chatcmpl-{request_id}",
+            kind="chat.completion.chunk",
+            model=model,
+            fingerprint=fingerprint,
+            spelling=spelling,
+            stream_options=request.stream_options,
+            num_choices=num_choices,
+        )
         self._with_logprobs = bool(request.logprobs)
-        options = request.stream_options
-        self._wants_usage = bool(options is not None and options.include_usage)
-        self._head: dict[str, Any] = {
-            "id": f"chatcmpl-{request_id}",
-            "object": "chat.completion.chunk",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._format = ChunkFormat(self._head, with_usage=self._wants_usage)
-        self._begun: set[int] = set()
-        self._parts: list[list[str]] = [[] for _ in range(num_choices)]
-        self._logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(num_choices)]
-        self._ends: dict[int, ChoiceEvent] = {}
 
     # -- streamed
 
@@ -64,24 +56,7 @@ class ChatProtocol:
                 documents.append(chunk(chat_finish(event)))
         return documents
 
-    def last_chunks(self, usage: Usage) -> list[bytes]:
-        """What follows the last choice's finish."""
-        return [self._format.usage(usage)] if self._wants_usage else []
-
     # -- whole
-
-    def add(self, events: Sequence[ChoiceEvent]) -> None:
-        """Keep events for the body."""
-        for event in events:
-            self._parts[event.index].append(event.text)
-            self._logprobs[event.index].extend(event.logprobs)
-            if event.finish_reason is not None:
-                self._ends[event.index] = event
-
-    def restart(self, index: int) -> None:
-        """A choice starts over: nothing of it was sent."""
-        self._parts[index].clear()
-        self._logprobs[index].clear()
 
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""

@@ -1,18 +1,18 @@
 """Text Completions: events to chunks, or to one body. `echo` puts the prompt before the answer."""
 
 import json
-import time
 from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
 from finback.services.gateway.answer import ChoiceEvent, Usage
-from finback.services.gateway.openai_format import ChunkFormat, Spelling, usage_json
+from finback.services.gateway.openai_answer import OpenAIAnswer
+from finback.services.gateway.openai_format import Spelling, usage_json
 from finback.services.gateway.schema import CompletionRequest
 from finback.shared.wire.messages.generate import TokenLogprob
 
 
-class CompletionProtocol:
+class CompletionProtocol(OpenAIAnswer):
     """One request's answer in the shape of `text_completion`.
 
     `echoes[i]`: the text to put before choice i, empty without `echo`.
@@ -28,24 +28,18 @@ class CompletionProtocol:
         spelling: Spelling,
         echoes: Sequence[str],
     ) -> None:
-        self._spelling = spelling
+        super().__init__(
+            answer_id=f"cmpl-{request_id}",
+            kind="text_completion",
+            model=model,
+            fingerprint=fingerprint,
+            spelling=spelling,
+            stream_options=request.stream_options,
+            num_choices=len(echoes),
+        )
         self._num_top = request.logprobs
-        options = request.stream_options
-        self._wants_usage = bool(options is not None and options.include_usage)
-        self._head: dict[str, Any] = {
-            "id": f"cmpl-{request_id}",
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": model,
-            "system_fingerprint": fingerprint,
-        }
-        self._format = ChunkFormat(self._head, with_usage=self._wants_usage)
         self._echoes = echoes
         self._offsets = [0] * len(echoes)
-        self._begun: set[int] = set()
-        self._parts: list[list[str]] = [[] for _ in echoes]
-        self._logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in echoes]
-        self._ends: dict[int, ChoiceEvent] = {}
 
     # -- streamed
 
@@ -77,24 +71,7 @@ class CompletionProtocol:
             '"finish_reason":null}'
         )
 
-    def last_chunks(self, usage: Usage) -> list[bytes]:
-        """What follows the last choice's finish."""
-        return [self._format.usage(usage)] if self._wants_usage else []
-
     # -- whole
-
-    def add(self, events: Sequence[ChoiceEvent]) -> None:
-        """Keep events for the body."""
-        for event in events:
-            self._parts[event.index].append(event.text)
-            self._logprobs[event.index].extend(event.logprobs)
-            if event.finish_reason is not None:
-                self._ends[event.index] = event
-
-    def restart(self, index: int) -> None:
-        """A choice starts over: nothing of it was sent."""
-        self._parts[index].clear()
-        self._logprobs[index].clear()
 
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
