@@ -44,6 +44,13 @@ class Unauthenticated(ServingError):
     http_status = 401
 
 
+class PermissionDenied(ServingError):
+    """The key is good, but not for this."""
+
+    code = "permission_denied"
+    http_status = 403
+
+
 class NotFound(ServingError):
     """The named model, route or object does not exist."""
 
@@ -116,6 +123,7 @@ _BY_CODE: Final[dict[str, type[ServingError]]] = {
     for cls in (
         InvalidRequest,
         Unauthenticated,
+        PermissionDenied,
         NotFound,
         PayloadTooLarge,
         Overloaded,

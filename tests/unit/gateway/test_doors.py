@@ -10,16 +10,27 @@ from pathlib import Path
 import pytest
 
 from finback.services.gateway.auth import KeyRing, check_bind
-from finback.services.gateway.error_envelope import error_document, retry_after
+from finback.services.gateway.error_envelope import (
+    dialect_of,
+    error_document,
+    error_headers,
+    retry_after,
+    status_of,
+)
 from finback.services.gateway.idempotency import KeyReused, Recordings
 from finback.services.gateway.nats_api import may_reply_to
 from finback.services.gateway.request_ids import RequestIds
 from finback.services.gateway.sink import Outcome, Sink
 from finback.shared.errors import (
     ConfigError,
+    DeadlineExceeded,
     InvalidRequest,
+    InvariantViolated,
     NotFound,
     Overloaded,
+    PayloadTooLarge,
+    PermissionDenied,
+    ServingError,
     Unauthenticated,
     Unavailable,
 )
@@ -97,6 +108,43 @@ def test_envelopes() -> None:
     assert retry_after(Overloaded("x")) == "1"
     assert retry_after(Overloaded("x", retry_after_s=2.2)) == "3"
     assert retry_after(InvalidRequest("x")) is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "kind"),
+    [
+        (InvalidRequest("x"), 400, "invalid_request_error"),
+        (Unauthenticated("x"), 401, "authentication_error"),
+        (PermissionDenied("x"), 403, "permission_error"),
+        (NotFound("x"), 404, "not_found_error"),
+        (PayloadTooLarge("x"), 413, "request_too_large"),
+        (Overloaded("x"), 429, "rate_limit_error"),
+        (InvariantViolated("x"), 500, "api_error"),
+        (Unavailable("x"), 529, "overloaded_error"),
+        (DeadlineExceeded("x"), 504, "timeout_error"),
+    ],
+)
+def test_errors_in_anthropics_dialect(error: ServingError, status: int, kind: str) -> None:
+    assert status_of(error, "anthropic") == status
+    assert json.loads(error_document(error, "anthropic", request_id="r1")) == {
+        "type": "error",
+        "error": {"type": kind, "message": "x"},
+        "request_id": "r1",
+    }
+
+
+def test_whose_dialect_a_request_speaks() -> None:
+    assert dialect_of("/v1/messages", {}) == "anthropic"
+    assert dialect_of("/v1/messages/count_tokens", {}) == "anthropic"
+    assert dialect_of("/v1/models", {"anthropic-version": "2023-06-01"}) == "anthropic"
+    assert dialect_of("/v1/chat/completions", {}) == "openai"
+
+
+def test_headers_of_errors() -> None:
+    assert error_headers(Unauthenticated("x")) == {"www-authenticate": "Bearer"}
+    wait = error_headers(Overloaded("x", retry_after_s=0.25))
+    assert wait == {"retry-after": "1", "retry-after-ms": "250"}
+    assert error_headers(NotFound("x")) == {}
 
 
 class ListSink:
