@@ -5,12 +5,13 @@ Protocol-neutral: a protocol turns `ChoiceEvent`s into its own documents.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Choice, Generation, Piece
 from finback.shared.codec.answer_text import AnswerText, TextDelta
+from finback.shared.codec.output import OutputEvent, OutputParser
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.wire.messages.decode import FinishReply
 from finback.shared.wire.messages.generate import EndInfo, TokenLogprob
@@ -23,7 +24,9 @@ _COUNTS_TIMEOUT_S = 2.0
 class ChoiceEvent:
     """What is new in one choice. `finish_reason` set: it is its last event.
 
-    `stop_reason`: the stop string or the caller's own stop token that ended it.
+    `stop_reason`: the stop string or the caller's own stop token that ended it. `parts`: what a
+    parser found in the text so far, if the answer has one; it may lag behind `text`.
+    `num_tokens`: how many tokens the event stands for.
     """
 
     index: int
@@ -31,6 +34,8 @@ class ChoiceEvent:
     logprobs: tuple[tuple[int, TokenLogprob], ...] = ()
     finish_reason: str | None = None
     stop_reason: str | int | None = None
+    parts: Sequence[OutputEvent] = ()
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +47,15 @@ class Usage:
     num_completion_tokens: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_reasoning_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """How an answer is parsed. `shown`: control tokens (id to spelling) that the parser must see."""
+
+    new_parser: Callable[[], OutputParser]
+    shown: Mapping[int, bytes]
 
 
 class Answer:
@@ -56,7 +70,9 @@ class Answer:
         stops: Sequence[str],
         notify: asyncio.Event,
         on_restart: Callable[[int], None],
+        output: Output | None = None,
     ) -> None:
+        """`output`: how the text of a choice is parsed; None leaves it as it is."""
         self.generations = generations
         self._desk = desk
         self.eos_ids = frozenset(tokenizer.eos_ids)
@@ -64,6 +80,7 @@ class Answer:
         self._stops = stops
         self._notify = notify
         self._on_restart = on_restart
+        self._output = output
         self._attempts = [0] * len(generations)
         self._texts: list[list[_ChoiceText]] = [[] for _ in generations]
         # What turning ids into text took, and how many events it made.
@@ -170,7 +187,12 @@ class Answer:
     def make_text(self, generation: Generation) -> AnswerText[TokenLogprob]:
         """A fresh text for one choice."""
         min_tokens = generation.spec.sampling.min_tokens
-        return AnswerText(self._tokenizer, self._stops, min_tokens=min_tokens)
+        shown = self._output.shown if self._output is not None else None
+        return AnswerText(self._tokenizer, self._stops, min_tokens=min_tokens, shown=shown)
+
+    def make_parser(self) -> OutputParser | None:
+        """A fresh parser for one choice."""
+        return self._output.new_parser() if self._output is not None else None
 
     def finish(
         self, generation: Generation, choice: Choice, num_tokens: int
@@ -224,6 +246,7 @@ class _ChoiceText:
         self._generation = generation
         self._index = index
         self._text = answer.make_text(generation)
+        self._parser = answer.make_parser()
         self._end: EndInfo | None = None
 
     def push(self, piece: Piece) -> ChoiceEvent | None:
@@ -238,11 +261,21 @@ class _ChoiceText:
             delta = _both(delta, self._text.finish())
         if delta.stop is not None:
             return self._stopped(delta, end)
+        num_tokens = len(piece.token_ids) // 4
         if end is not None:
-            return self._ended(delta, end)
+            return self._ended(delta, end, num_tokens)
         if not delta.text and not delta.logprobs:
             return None
-        return ChoiceEvent(self._index, delta.text, delta.logprobs)
+        parts = self._parse(delta.text)
+        return ChoiceEvent(
+            self._index, delta.text, delta.logprobs, parts=parts, num_tokens=num_tokens
+        )
+
+    def _parse(self, text: str, *, is_last: bool = False) -> Sequence[OutputEvent]:
+        if self._parser is None:
+            return ()
+        parts = self._parser.push(text) if text else ()
+        return (*parts, *self._parser.finish()) if is_last else parts
 
     def _stopped(self, delta: TextDelta[TokenLogprob], end: EndInfo | None) -> ChoiceEvent | None:
         stop = delta.stop
@@ -259,15 +292,19 @@ class _ChoiceText:
         if self._generation.finish(self.choice, self._end):
             self.finishing = self._answer.finish(self._generation, self.choice, stop.num_tokens)
         self.is_told = True
-        return ChoiceEvent(self._index, delta.text, delta.logprobs, "stop", stop.matched)
+        parts = self._parse(delta.text, is_last=True)
+        return ChoiceEvent(self._index, delta.text, delta.logprobs, "stop", stop.matched, parts)
 
-    def _ended(self, delta: TextDelta[TokenLogprob], end: EndInfo) -> ChoiceEvent:
+    def _ended(self, delta: TextDelta[TokenLogprob], end: EndInfo, num_tokens: int) -> ChoiceEvent:
         self._end = end
         self.is_told = True
         # The caller's own stop tokens are named; that the model's end token came is no news.
         own = set(self._generation.spec.sampling.stop_token_ids) - self._answer.eos_ids
         reason = end.stop_token_id if end.stop_token_id in own else None
-        return ChoiceEvent(self._index, delta.text, delta.logprobs, end.finish_reason, reason)
+        parts = self._parse(delta.text, is_last=True)
+        return ChoiceEvent(
+            self._index, delta.text, delta.logprobs, end.finish_reason, reason, parts, num_tokens
+        )
 
     def counts(self) -> EndInfo:
         """The choice's counts; those that only decode knows may be missing."""

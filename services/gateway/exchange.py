@@ -4,19 +4,18 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Any, Final, TypeVar
+from functools import partial
+from typing import Any, Final
 
 from opentelemetry import trace
 
 from finback.services.gateway.answer import Answer, Usage
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.desk import Desk
-from finback.services.gateway.error_envelope import error_document
 from finback.services.gateway.generation import Generation
-from finback.services.gateway.grammar import grammar_of, grammar_param
 from finback.services.gateway.lifecycle import Lifecycle
 from finback.services.gateway.openai_format import to_json
-from finback.services.gateway.schema import ChatRequest, CompletionRequest, GenerationRequest
+from finback.services.gateway.schema import ChatRequest, CompletionRequest
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.validation import check
@@ -35,8 +34,7 @@ RETRY_PAUSE_S: Final = 0.1
 CREDIT_TOKENS: Final = 1024
 PACE_PER_STREAM_S: Final = 0.0005
 MAX_PACE_S: Final = 0.02
-R = TypeVar("R", bound=GenerationRequest)
-MakeWork = Callable[..., Awaitable[Work]]
+MakeWork = Callable[[], Awaitable[Work]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +43,10 @@ class Caller:
 
     request_id: str
     tenant: str = ""
+
+
+def _who(caller: Caller) -> dict[str, str]:
+    return {"request_id": caller.request_id, "tenant": caller.tenant}
 
 
 class Exchange:
@@ -72,35 +74,33 @@ class Exchange:
 
     async def chat_completions(self, body: bytes, caller: Caller, sink: Sink) -> None:
         """`POST /v1/chat/completions`."""
-        await self._serve("chat.completions", ChatRequest, chat_work, body, caller, sink)
+        request = check(parse_object(body), ChatRequest)
+        make_work = partial(chat_work, request, self.model, **_who(caller))
+        await self.serve("chat.completions", make_work, caller, sink, asked_model=request.model)
 
     async def completions(self, body: bytes, caller: Caller, sink: Sink) -> None:
         """`POST /v1/completions`."""
-        await self._serve("completions", CompletionRequest, completion_work, body, caller, sink)
+        request = check(parse_object(body), CompletionRequest)
+        make_work = partial(completion_work, request, self.model, **_who(caller))
+        await self.serve("completions", make_work, caller, sink, asked_model=request.model)
 
-    async def _serve(
-        self,
-        endpoint: str,
-        request_type: type[R],
-        make_work: MakeWork,
-        body: bytes,
-        caller: Caller,
-        sink: Sink,
+    async def serve(
+        self, endpoint: str, make_work: MakeWork, caller: Caller, sink: Sink, *, asked_model: str
     ) -> None:
-        """Raises `ServingError` as long as nothing was sent; afterwards errors go in the stream."""
-        request = check(parse_object(body), request_type)
+        """Answer one generation of any API.
+
+        Raises `ServingError` as long as nothing was sent; afterwards errors go in the stream.
+        """
         self._admit()
         self.num_open += 1
         self._idle.clear()
         self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
         run = _Run(self, endpoint, caller, sink)
-        trace.get_current_span().set_attribute("gen_ai.request.model", request.model)
+        trace.get_current_span().set_attribute("gen_ai.request.model", asked_model)
         try:
             with tracing.span("gateway encode"):
-                work = await make_work(
-                    request, self.model, request_id=caller.request_id, tenant=caller.tenant
-                )
-            grammar = await self._compile(request, grammar_of(request), caller)
+                work = await make_work()
+            grammar = await self._compile(work, caller)
             await run.answer(work, self._generations(work, grammar, caller, run.notify))
         finally:
             self.num_open -= 1
@@ -122,10 +122,9 @@ class Exchange:
                 retry_after_s=1.0,
             )
 
-    async def _compile(
-        self, request: GenerationRequest, grammar: GrammarSpec | None, caller: Caller
-    ) -> GrammarSpec | None:
+    async def _compile(self, work: Work, caller: Caller) -> GrammarSpec | None:
         """Have the sampler check and keep a grammar; a sampler that restarts is waited for."""
+        grammar = work.grammar
         if grammar is None:
             return None
         waiting = Deadline.after(COMPILE_WAIT_S)
@@ -139,9 +138,8 @@ class Exchange:
                     request_id=caller.request_id,
                 )
             except InvalidRequest as error:
-                param = grammar_param(grammar, request)
                 raise InvalidRequest(
-                    error.public_message, param=param, reason="invalid_grammar"
+                    error.public_message, param=work.grammar_param, reason="invalid_grammar"
                 ) from error
             except Unavailable as error:
                 if waiting.is_expired:
@@ -176,7 +174,7 @@ class Exchange:
                 block_hashes=prompt.block_hashes,
                 deadline=deadline,
                 notify=notify,
-                is_eager=bool(work.request.stream) or bool(work.stops),
+                is_eager=work.is_stream or bool(work.stops),
             )
             for at, (prompt, sampling) in enumerate(zip(work.prompts, work.samplings, strict=True))
         ]
@@ -219,11 +217,12 @@ class _Run:
             stops=work.stops,
             notify=self.notify,
             on_restart=work.protocol.restart,
+            output=work.output,
         )
         lifecycle = self._exchange.lifecycle
         tasks = [asyncio.create_task(lifecycle.run(generation)) for generation in generations]
         try:
-            if work.request.stream:
+            if work.is_stream:
                 await self._stream(work, answer)
             else:
                 await self._whole(work, answer)
@@ -253,8 +252,11 @@ class _Run:
                 if not is_open:
                     is_open = True
                     await sink.open_stream()
+                    if opening := work.protocol.opening():
+                        await sink.send(opening)
                 if not events:
-                    await sink.keep_alive()
+                    ping = work.protocol.ping()
+                    await (sink.keep_alive() if ping is None else sink.send([ping]))
                     continue
                 self._note_first(answer)
                 documents = work.protocol.chunks(events)
@@ -263,7 +265,7 @@ class _Run:
         except ServingError as error:
             if not is_open:
                 raise
-            await sink.send([error_document(error)])
+            await sink.send(work.protocol.failure(error))
             await sink.close_stream("error")
             self._exchange.desk.metrics.count("finback.gateway.stream_errors", code=error.code)
             return

@@ -7,7 +7,7 @@ from typing import Final
 from starlette.types import Send
 
 from finback.services.gateway.sink import Outcome
-from finback.shared.errors import Cancelled
+from finback.shared.errors import Cancelled, InvariantViolated
 
 KEEP_ALIVE: Final = b": waiting\n\n"
 DONE: Final = b"data: [DONE]\n\n"
@@ -21,10 +21,15 @@ _STREAM_HEADERS: Final = (
 
 
 class HttpSink:
-    """Writes to one ASGI response. `status` is what was sent, 0 before."""
+    """Writes to one ASGI response. `status` is what was sent, 0 before.
 
-    def __init__(self, send: Send, request_id: str) -> None:
+    `names_events`: each record of a stream carries its document's type as its event's name, and no
+    `[DONE]` follows the last. Such documents begin with their type.
+    """
+
+    def __init__(self, send: Send, request_id: str, *, names_events: bool = False) -> None:
         self._send = send
+        self._names_events = names_events
         self._id_header = (b"x-request-id", request_id.encode("latin-1"))
         self.status = 0
         self.is_complete = False
@@ -49,7 +54,11 @@ class HttpSink:
         await self._start(200, list(_STREAM_HEADERS))
 
     async def send(self, documents: Sequence[bytes]) -> None:
-        await self._body(b"".join([b"data: %b\n\n" % document for document in documents]))
+        if self._names_events:
+            records = [b"event: %b\ndata: %b\n\n" % (_type_of(d), d) for d in documents]
+        else:
+            records = [b"data: %b\n\n" % document for document in documents]
+        await self._body(b"".join(records))
 
     async def keep_alive(self) -> None:
         await self._body(KEEP_ALIVE)
@@ -57,7 +66,7 @@ class HttpSink:
     async def close_stream(self, final: Outcome) -> None:
         self.is_complete = True
         self.outcome = final
-        last = DONE if final == "end" else b""
+        last = DONE if final == "end" and not self._names_events else b""
         await self._send({"type": "http.response.body", "body": last})
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
@@ -72,3 +81,14 @@ class HttpSink:
         except TimeoutError as error:
             self.is_complete, self.outcome = True, "cancelled"
             raise Cancelled("the client does not read its answer") from error
+
+
+_TYPE_PREFIX: Final = b'{"type":"'
+
+
+def _type_of(document: bytes) -> bytes:
+    """The type that a document begins with."""
+    end = document.find(b'"', len(_TYPE_PREFIX))
+    if not document.startswith(_TYPE_PREFIX) or end < 0:
+        raise InvariantViolated("a document of a stream with named events must begin with its type")
+    return document[len(_TYPE_PREFIX) : end]

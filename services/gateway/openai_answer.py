@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.error_envelope import error_document
 from finback.services.gateway.openai_format import ChunkFormat, Spelling
 from finback.services.gateway.schema import StreamOptions
+from finback.shared.errors import ServingError
 from finback.shared.wire.messages.generate import TokenLogprob
 
 
@@ -39,6 +41,17 @@ class OpenAIAnswer:
         self._parts: list[list[str]] = [[] for _ in range(num_choices)]
         self._logprobs: list[list[tuple[int, TokenLogprob]]] = [[] for _ in range(num_choices)]
         self._ends: dict[int, ChoiceEvent] = {}
+
+    def opening(self) -> list[bytes]:
+        """Nothing: each choice begins with a chunk of its own."""
+        return []
+
+    def failure(self, error: ServingError) -> list[bytes]:
+        """The error's document is a record of the stream."""
+        return [error_document(error)]
+
+    def ping(self) -> None:
+        """A comment is enough."""
 
     def last_chunks(self, usage: Usage) -> list[bytes]:
         """What follows the last choice's finish."""

@@ -1,15 +1,20 @@
 """The model as the gateway knows it: names, limits, tokenizer, template. No weights."""
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import anyio
 import numpy as np
 
+from finback.services.gateway.answer import Output
 from finback.shared.clock import unix_s
 from finback.shared.codec.conversation import ConversationRenderer
+from finback.shared.codec.dialogue import Conversation, Tool, Turn
+from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import InvalidRequest, NotFound
 from finback.shared.kv import block_hash
@@ -56,6 +61,7 @@ class ServedModel:
         renderer: ConversationRenderer | None,
         numerics: str,
         cluster_key: bytes = b"",
+        output_format: OutputFormat | None = None,
     ) -> None:
         self.name = name
         self.aliases = tuple(aliases)
@@ -69,6 +75,7 @@ class ServedModel:
         self._key = cluster_key
         self._block_size = block_size
         self._renderer = renderer
+        self.format: OutputFormat = output_format or PlainFormat()
 
     def note_engine_limit(self, max_model_len: int) -> None:
         """What the largest engine can hold; 0: not known."""
@@ -96,6 +103,24 @@ class ServedModel:
             "parent": None if name in (None, self.name) else self.name,
             "max_model_len": self.max_model_len,
         }
+
+    # -- conversations
+
+    async def encode_conversation(self, conversation: Conversation, tenant: str) -> Prompt:
+        """The prompt that asks for the next turn of a conversation."""
+        variables = dict(conversation.variables or {})
+        if conversation.tools and conversation.tool_choice.mode != "none":
+            variables["tools"] = [tool_json(tool) for tool in conversation.tools]
+        if conversation.documents:
+            variables["documents"] = list(conversation.documents)
+        messages = [turn_json(turn) for turn in conversation.turns]
+        return await self.encode_chat(messages, variables, tenant)
+
+    def output(self, conversation: Conversation) -> Output:
+        """How the answer to a conversation is parsed."""
+        known = self.tokenizer.control.by_spelling
+        shown = {known[m].token_id: m.encode() for m in self.format.markers if m in known}
+        return Output(new_parser=partial(self.format.parser, conversation), shown=shown)
 
     # -- prompts
 
@@ -207,3 +232,35 @@ async def _off_loop(encode: Any, num_chars: int) -> Prompt:
         return made
     found: Prompt = await anyio.to_thread.run_sync(encode)
     return found
+
+
+def tool_json(tool: Tool) -> dict[str, Any]:
+    """A tool as chat templates expect it."""
+    function = {"name": tool.name, "description": tool.description}
+    return {"type": "function", "function": {**function, "parameters": tool.parameters or {}}}
+
+
+def turn_json(turn: Turn) -> dict[str, Any]:
+    """A turn as chat templates expect it: arguments of calls are objects where they are JSON."""
+    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
+    if turn.reasoning:
+        message["reasoning_content"] = turn.reasoning
+    if turn.tool_calls:
+        message["tool_calls"] = [
+            {
+                "id": call.call_id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": _object_of(call.arguments)},
+            }
+            for call in turn.tool_calls
+        ]
+    if turn.role == "tool":
+        message |= {"tool_call_id": turn.call_id, "name": turn.name}
+    return message
+
+
+def _object_of(arguments: str) -> Any:
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments

@@ -5,9 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer import ChoiceEvent, Output, Usage
 from finback.services.gateway.chat import ChatProtocol
 from finback.services.gateway.completions import CompletionProtocol
+from finback.services.gateway.grammar import grammar_of, grammar_param
 from finback.services.gateway.openai_format import Spelling
 from finback.services.gateway.schema import (
     MAX_CHOICES,
@@ -16,8 +17,8 @@ from finback.services.gateway.schema import (
     GenerationRequest,
 )
 from finback.services.gateway.served_model import Params, Prompt, ServedModel
-from finback.shared.errors import InvalidRequest
-from finback.shared.wire.messages.generate import ChoiceSpec, SamplingSpec
+from finback.shared.errors import InvalidRequest, ServingError
+from finback.shared.wire.messages.generate import ChoiceSpec, GrammarSpec, SamplingSpec
 
 COMPLETION_MAX_TOKENS: Final = 16
 _SEED_BITS: Final = 63
@@ -30,27 +31,48 @@ _COMPLETION_PARAMS: Final = Params("prompt", "max_tokens")
 class AnswerProtocol(Protocol):
     """Turns events into documents of one API."""
 
-    def chunks(self, events: Sequence[ChoiceEvent]) -> list[bytes]: ...
+    def opening(self) -> list[bytes]:
+        """What a stream begins with, before any event; nothing of the answer is in it."""
 
-    def last_chunks(self, usage: Usage) -> list[bytes]: ...
+    def chunks(self, events: Sequence[ChoiceEvent]) -> list[bytes]:
+        """The documents of some events of a stream."""
 
-    def add(self, events: Sequence[ChoiceEvent]) -> None: ...
+    def last_chunks(self, usage: Usage) -> list[bytes]:
+        """What follows the last event of a stream."""
 
-    def restart(self, index: int) -> None: ...
+    def failure(self, error: ServingError) -> list[bytes]:
+        """How a stream that has begun says that it failed."""
 
-    def body(self, usage: Usage) -> dict[str, Any]: ...
+    def ping(self) -> bytes | None:
+        """A document that is a sign of life; None: the sink has a better one."""
+
+    def add(self, events: Sequence[ChoiceEvent]) -> None:
+        """Keep events for the body."""
+
+    def restart(self, index: int) -> None:
+        """A choice starts over: nothing of it was sent."""
+
+    def body(self, usage: Usage) -> dict[str, Any]:
+        """The whole answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a request comes to: `samplings[i]` and `choices` apply to `prompts[i]`."""
+    """What a request comes to: `samplings[i]` and `choices` apply to `prompts[i]`.
 
-    request: GenerationRequest
+    `grammar` is not compiled yet; `grammar_param` is the request field to blame for it. `output`:
+    how the text of each choice is parsed, None: not at all.
+    """
+
+    is_stream: bool
     prompts: tuple[Prompt, ...]
     samplings: tuple[SamplingSpec, ...]
     choices: tuple[ChoiceSpec, ...]
     stops: tuple[str, ...]
     protocol: AnswerProtocol
+    grammar: GrammarSpec | None = None
+    grammar_param: str = ""
+    output: Output | None = None
 
 
 async def chat_work(
@@ -75,6 +97,7 @@ async def chat_work(
     room = model.check_length(prompt.num_tokens, asked, params)
     num_logprobs = (request.top_logprobs or 0) if request.logprobs else None
     choices = _choices(request)
+    grammar = grammar_of(request)
     protocol = ChatProtocol(
         request,
         request_id=request_id,
@@ -84,12 +107,14 @@ async def chat_work(
         num_choices=len(choices),
     )
     return Work(
-        request=request,
+        is_stream=bool(request.stream),
         prompts=(prompt,),
         samplings=(_sampling(request, model, asked or room, num_logprobs, choices[0].seed),),
         choices=choices,
         stops=_stops(request),
         protocol=protocol,
+        grammar=grammar,
+        grammar_param=grammar_param(grammar, request) if grammar is not None else "",
     )
 
 
@@ -105,6 +130,7 @@ async def completion_work(
             param="echo",
         )
     choices = _choices(request)
+    grammar = grammar_of(request)
     prompts, texts = await _prompts(request, model, tenant)
     if len(prompts) * len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
@@ -124,12 +150,14 @@ async def completion_work(
         echoes=echoes,
     )
     return Work(
-        request=request,
+        is_stream=bool(request.stream),
         prompts=tuple(prompts),
         samplings=tuple(samplings),
         choices=choices,
         stops=_stops(request),
         protocol=protocol,
+        grammar=grammar,
+        grammar_param=grammar_param(grammar, request) if grammar is not None else "",
     )
 
 

@@ -1,7 +1,7 @@
 """The text of one choice as its tokens come: detokenised, cut at stop strings, with logprobs."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -40,11 +40,22 @@ class AnswerText(Generic[L]):
     the beginning of a stop string until that is decided. Logprobs wait for their text.
     """
 
-    __slots__ = ("_detokenizer", "_matcher", "_min_tokens", "_num_chars", "_num_released",
-                 "_num_shown", "_num_tokens", "_tokenizer", "_waiting")  # fmt: skip
+    __slots__ = ("_bytes_of", "_detokenizer", "_matcher", "_min_tokens", "_num_chars",
+                 "_num_released", "_num_shown", "_num_tokens", "_waiting")  # fmt: skip
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, min_tokens: int = 0) -> None:
-        self._tokenizer = tokenizer
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str],
+        *,
+        min_tokens: int = 0,
+        shown: Mapping[int, bytes] | None = None,
+    ) -> None:
+        """`shown`: control tokens that are text all the same, for whoever parses the answer."""
+        self._bytes_of = tokenizer.token_bytes
+        if shown:
+            token_bytes = tokenizer.token_bytes
+            self._bytes_of = lambda token_id: shown.get(token_id) or token_bytes(token_id)
         self._detokenizer = Detokenizer()
         self._matcher = StopMatcher(stops) if stops else None
         self._min_tokens = min_tokens
@@ -60,8 +71,7 @@ class AnswerText(Generic[L]):
         """Add tokens (and one logprob entry each); after a stop hit nothing more may be added."""
         if self._matcher is None and logprobs is None:
             self._num_tokens += len(token_ids)
-            token_bytes = self._tokenizer.token_bytes
-            return TextDelta(self._detokenizer.push(b"".join(map(token_bytes, token_ids))))
+            return TextDelta(self._detokenizer.push(b"".join(map(self._bytes_of, token_ids))))
         shown = ""
         for index, token_id in enumerate(token_ids):
             text = self._decode(token_id, None if logprobs is None else logprobs[index])
@@ -82,7 +92,7 @@ class AnswerText(Generic[L]):
         return self._delta(shown, hit, is_last=True)
 
     def _decode(self, token_id: int, logprob: L | None) -> str:
-        text = self._detokenizer.push(self._tokenizer.token_bytes(token_id))
+        text = self._detokenizer.push(self._bytes_of(token_id))
         self._num_tokens += 1
         self._num_chars += len(text)
         if logprob is not None:

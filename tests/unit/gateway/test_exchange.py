@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import pytest
 
 from finback.services.gateway.exchange import Caller, Exchange
-from finback.services.gateway.schema import CompletionRequest
 from finback.services.gateway.served_model import Prompt
 from finback.services.gateway.work import Work
 from finback.shared.config import StackConfig
@@ -23,7 +22,7 @@ async def test_prefixes_are_kept_apart_by_tenant(tenant: str) -> None:
     )
     prompt = Prompt(b"\0\0\0\0", b"")
     work = Work(
-        request=CompletionRequest(model="m", prompt="x"),
+        is_stream=False,
         prompts=(prompt, prompt),
         samplings=(SamplingSpec(), SamplingSpec()),
         choices=(ChoiceSpec(index=0, seed=1),),
