@@ -1,4 +1,4 @@
-"""Whether a request may come in at all. Pure."""
+"""Whether the engines have room for a request. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,9 @@ _BLOCKED_QUEUE_DIVISOR: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """`max_queue`: requests waiting at one decode. `max_tenant_requests` 0: no limit."""
+    """`max_queue`: requests waiting at one decode."""
 
     max_queue: int
-    max_tenant_requests: int = 0
 
 
 def refusal(
@@ -29,15 +28,8 @@ def refusal(
     *,
     num_prompt_tokens: int,
     num_choices: int = 1,
-    num_tenant_open: int = 0,
 ) -> ServingError | None:
     """Why the request is refused, or None. `workers` are those that it could go to."""
-    if limits.max_tenant_requests and num_tenant_open >= limits.max_tenant_requests:
-        return Overloaded(
-            f"{num_tenant_open} requests are open, the limit is {limits.max_tenant_requests}",
-            reason="tenant_concurrency",
-            retry_after_s=RETRY_MIN_S,
-        )
     decodes = [w for w in workers if w.is_decode]
     if decodes and all(_never_fits(w, num_prompt_tokens) for w in decodes):
         most = max((w.num_blocks - 1) * w.block_size for w in decodes)

@@ -1,10 +1,10 @@
 """How busy every worker is: its last report, and what this router has sent since. Pure.
 
 Time comes in as an argument. Everything here can be rebuilt: after a restart the next reports tell
-the load, and requests of before are simply not counted against their tenants.
+the load.
 """
 
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
@@ -25,7 +25,6 @@ class Open:
 
     prefill: str
     decode: str
-    tenant: str
     num_tokens: int
     num_choices: int
     placed_s: float
@@ -46,7 +45,6 @@ class LoadBook:
         self._heard: dict[tuple[str, str], _Heard] = {}
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._unreported: OrderedDict[str, Open] = OrderedDict()
-        self._tenants: Counter[str] = Counter()
 
     def heard(self, report: LoadReport, now_s: float) -> None:
         """A worker's report; an older start's is ignored."""
@@ -60,7 +58,6 @@ class LoadBook:
         self.ended(request_id)
         self._open[request_id] = placement
         self._unreported[request_id] = placement
-        self._tenants[placement.tenant] += 1
         while len(self._open) > _MAX_OPEN:
             self.ended(next(iter(self._open)))
 
@@ -73,19 +70,17 @@ class LoadBook:
         if running is not None and attempt is not None and attempt < running.attempt:
             return
         self._unreported.pop(request_id, None)
-        gone = self._open.pop(request_id, None)
-        if gone is not None:
-            self._tenants[gone.tenant] -= 1
-            if self._tenants[gone.tenant] <= 0:
-                del self._tenants[gone.tenant]
+        self._open.pop(request_id, None)
 
     def forget(self, instance: str) -> None:
         """An instance is gone: so is its load."""
         for key in [key for key in self._heard if key[1] == instance]:
             del self._heard[key]
 
-    def num_open(self, tenant: str) -> int:
-        return self._tenants[tenant]
+    @property
+    def num_open(self) -> int:
+        """Requests that were placed and have not ended."""
+        return len(self._open)
 
     def sweep(self, now_s: float) -> None:
         """Drop what is older than any request may be: its end was never heard."""

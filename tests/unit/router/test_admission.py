@@ -20,10 +20,8 @@ def decode(name: str = "d", **more: object) -> Worker:
     )
 
 
-def refused(
-    workers: list[Worker], limits: Limits = LIMITS, prompt: int = 100, tenant_open: int = 0
-) -> ServingError | None:
-    return refusal(workers, limits, num_prompt_tokens=prompt, num_tenant_open=tenant_open)
+def refused(workers: list[Worker], prompt: int = 100) -> ServingError | None:
+    return refusal(workers, LIMITS, num_prompt_tokens=prompt)
 
 
 def test_a_queue_up_to_its_limit() -> None:
@@ -52,14 +50,6 @@ def test_retry_after_follows_the_queue(waiting: int, speed: float, retry_after_s
     error = refused([decode(num_waiting=waiting, tokens_per_s=speed)])
     assert error is not None
     assert error.retry_after_s == retry_after_s
-
-
-def test_a_tenant_has_a_limit() -> None:
-    limits = Limits(max_queue=8, max_tenant_requests=2)
-    assert refused([decode()], limits, tenant_open=1) is None
-    error = refused([decode()], limits, tenant_open=2)
-    assert isinstance(error, Overloaded)
-    assert (error.reason, error.retry_after_s) == ("tenant_concurrency", RETRY_MIN_S)
 
 
 def test_what_never_fits_is_an_invalid_request() -> None:

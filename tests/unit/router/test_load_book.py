@@ -1,4 +1,4 @@
-"""Loads, own placements until they are reported, and what a tenant has open."""
+"""Loads, own placements until they are reported, and what is open."""
 
 import dataclasses
 
@@ -37,13 +37,10 @@ def report(instance: str, role: str = "decode", *, epoch: int = 1, **more: int) 
     return LoadReport(instance=instance, epoch=epoch, role=role, **values)
 
 
-def placed(
-    at_s: float, tenant: str = "t", prefill: str = "p", decode: str = "d", choices: int = 1
-) -> Open:
+def placed(at_s: float, prefill: str = "p", decode: str = "d", choices: int = 1) -> Open:
     return Open(
         prefill=prefill,
         decode=decode,
-        tenant=tenant,
         num_tokens=100,
         num_choices=choices,
         placed_s=at_s,
@@ -63,7 +60,7 @@ def test_placements_count_until_a_later_report_has_them() -> None:
     assert book.workers(PAIR, 10.25)[1].num_waiting == 4, "too early to be in that report"
     book.heard(report("d", num_waiting=3), 10.5)
     assert book.workers(PAIR, 10.5)[1].num_waiting == 3
-    assert book.num_open("t") == 1, "still open for its tenant"
+    assert book.num_open == 1
 
 
 def test_a_worker_that_never_reported_is_as_its_record_says() -> None:
@@ -92,9 +89,9 @@ def test_the_end_of_an_earlier_attempt_does_not_count() -> None:
     book = LoadBook()
     book.placed("r1", dataclasses.replace(placed(0.0), attempt=2))
     book.ended("r1", 1)
-    assert book.num_open("t") == 1
+    assert book.num_open == 1
     book.ended("r1", 2)
-    assert book.num_open("t") == 0
+    assert book.num_open == 0
 
 
 def test_what_never_ended_is_swept() -> None:
@@ -102,29 +99,21 @@ def test_what_never_ended_is_swept() -> None:
     book.placed("r1", placed(0.0))
     book.placed("r2", placed(50.0))
     book.sweep(61.0)
-    assert book.num_open("t") == 1
+    assert book.num_open == 1
 
 
-OPERATIONS = st.lists(
-    st.tuples(
-        st.sampled_from(["place", "end"]), st.integers(0, 5), st.sampled_from(["t", "u", ""])
-    ),
-    max_size=40,
-)
+OPERATIONS = st.lists(st.tuples(st.sampled_from(["place", "end"]), st.integers(0, 5)), max_size=40)
 
 
 @given(OPERATIONS)
-def test_tenants_are_counted_as_a_plain_dictionary_would(
-    operations: list[tuple[str, int, str]],
-) -> None:
-    book, twin = LoadBook(), dict[str, str]()
-    for at, (verb, number, tenant) in enumerate(operations):
+def test_open_requests_are_counted_as_a_plain_set_would(operations: list[tuple[str, int]]) -> None:
+    book, twin = LoadBook(), set[str]()
+    for at, (verb, number) in enumerate(operations):
         request_id = f"r{number}"
         if verb == "place":
-            book.placed(request_id, placed(float(at), tenant))
-            twin[request_id] = tenant
+            book.placed(request_id, placed(float(at)))
+            twin.add(request_id)
         else:
             book.ended(request_id)
-            twin.pop(request_id, None)
-        for name in ("t", "u", ""):
-            assert book.num_open(name) == list(twin.values()).count(name)
+            twin.discard(request_id)
+        assert book.num_open == len(twin)

@@ -16,15 +16,20 @@ from finback.shared.errors import InvalidRequest, NotFound, Overloaded, Unavaila
 from finback.shared.telemetry.metrics import Metrics
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
-from finback.shared.wire.messages.route import RequestEnded, RouteReply, RouteRequest
+from finback.shared.wire.messages.route import (
+    AdmitReply,
+    AdmitRequest,
+    RequestEnded,
+    RouteReply,
+    RouteRequest,
+    TenantLedger,
+)
 from finback.shared.wire.subjects import Subjects
 from support.local_service import serving
 
 MODEL = "tiny"
 SUBJECTS = Subjects()
-CONFIG = StackConfig(
-    model_name=MODEL, model_aliases=("gpt-4o",), max_queue=2, max_tenant_requests=3
-)
+CONFIG = StackConfig(model_name=MODEL, model_aliases=("gpt-4o",), max_queue=2)
 
 
 class Nest:
@@ -60,6 +65,18 @@ class Nest:
         )
         subject = SUBJECTS.service("router", "route")
         return await self.client.call(subject, request, RouteReply, timeout_s=2)
+
+    async def admit(self, request_id: str, tenant: str = "a", **limits: int) -> AdmitReply:
+        request = AdmitRequest(
+            request_id=request_id,
+            gateway="g",
+            tenant=tenant,
+            num_prompt_tokens=10,
+            num_most_tokens=20,
+            **limits,
+        )
+        subject = SUBJECTS.instance("router", self.router.instance, "admit")
+        return await self.client.call(subject, request, AdmitReply, timeout_s=2)
 
     async def tell(self, service: str, noun: str, message: object) -> None:
         await self.client.publish(SUBJECTS.event(service, noun), message)
@@ -147,18 +164,27 @@ async def test_a_full_queue_is_429_with_a_time() -> None:
         assert refused.value.retry_after_s == 4.0
 
 
-async def test_a_tenants_requests_are_counted_until_they_end() -> None:
-    async with nest(StackConfig(model_name=MODEL, max_tenant_requests=2)) as n:
-        await n.add("both-1", "prefill", "decode")
-        await n.route("r1", tenant="a")
-        await n.route("r2", tenant="a")
-        with pytest.raises(Overloaded, match="limit is 2"):
-            await n.route("r3", tenant="a")
-        await n.route("r2", tenant="a", attempt=2)
-        await n.route("r4", tenant="b")
-        await n.tell("gateway", "request-ended", _ended("r1", "both-1"))
-        await n.tell("gateway", "request-ended", _ended("unknown", "both-1"))
-        await n.route("r3", tenant="a")
+async def test_a_tenants_requests_are_counted_until_they_are_settled() -> None:
+    async with nest() as n:
+        first = await n.admit("r1", max_concurrency=2, requests_per_min=10)
+        assert first.requests is not None
+        assert (first.reason, first.requests.remaining, first.num_open) == ("", 9, 1)
+        await n.admit("r2", max_concurrency=2)
+        refused = await n.admit("r3", max_concurrency=2)
+        assert (refused.reason, refused.retry_after_ms) == ("tenant_concurrency", 1000)
+        assert (await n.admit("r2", max_concurrency=2)).reason == "", "asked again"
+        assert (await n.admit("r3", tenant="b", max_concurrency=2)).reason == ""
+        await n.tell("gateway", "tenant-ledger", TenantLedger(gateway="g", settled=(("r1", 5),)))
+        await n.tell("gateway", "tenant-ledger", TenantLedger(gateway="h", settled=(("r2", 5),)))
+        assert (await n.admit("r4", max_concurrency=2)).reason == ""
+        assert (await n.admit("r5", max_concurrency=2)).reason == "tenant_concurrency"
+
+
+async def test_a_new_router_hears_what_gateways_hold() -> None:
+    async with nest() as n:
+        held = TenantLedger(gateway="g", held=(("r1", "a"), ("r2", "a")))
+        await n.tell("gateway", "tenant-ledger", held)
+        assert (await n.admit("r3", max_concurrency=2)).reason == "tenant_concurrency"
 
 
 async def test_odd_hashes_are_refused() -> None:
@@ -182,7 +208,7 @@ async def test_several_routers_share_the_work() -> None:
             await n.tell("gateway", "request-ended", _ended(f"r{i}", reply.decode_instance))
         for router in (one, two):
             assert router.progress() > 0
-            assert router.loads.num_open("") == 0
+            assert router.loads.num_open == 0
 
 
 def _ended(request_id: str, decode: str) -> RequestEnded:
