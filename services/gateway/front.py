@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -10,14 +11,13 @@ from opentelemetry.trace import SpanKind
 
 from finback.services.gateway.auth import KeyRing
 from finback.services.gateway.body import MAX_BODY_BYTES, parse_object
+from finback.services.gateway.endpoints import Endpoint, EndpointTable
 from finback.services.gateway.exchange import Caller, Exchange
 from finback.services.gateway.idempotency import Recordings
 from finback.services.gateway.request_ids import RequestIds
 from finback.services.gateway.sink import Sink
 from finback.shared.errors import PayloadTooLarge
 from finback.shared.telemetry import tracing
-
-Handler = Callable[[bytes, Caller, Sink], Awaitable[None]]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,18 +28,11 @@ class Front:
     keys: KeyRing
     recordings: Recordings
     request_ids: RequestIds
-
-    def handler(self, endpoint: str) -> Handler:
-        """What answers an endpoint."""
-        handlers: dict[str, Handler] = {
-            "chat.completions": self.exchange.chat_completions,
-            "completions": self.exchange.completions,
-        }
-        return handlers[endpoint]
+    endpoints: EndpointTable
 
     async def answer(
         self,
-        endpoint: str,
+        endpoint: Endpoint,
         body: bytes,
         sink: Sink,
         *,
@@ -50,17 +43,16 @@ class Front:
         """Authenticate and answer; raises `ServingError` while nothing was sent."""
         caller = Caller(request_id=request_id, tenant=self.keys.tenant_of(authorization))
         check_body_size(len(body))
-        handler = self.handler(endpoint)
         if idempotency_key is None:
-            await handler(body, caller, sink)
+            await endpoint.handler(body, caller, sink)
             return
         canonical = json.dumps(parse_object(body), sort_keys=True).encode()
 
         async def make(recording: Sink) -> None:
-            await handler(body, caller, recording)
+            await endpoint.handler(body, caller, recording)
 
         await self.recordings.answer(
-            (caller.tenant, endpoint, idempotency_key),
+            (caller.tenant, endpoint.name, idempotency_key),
             hashlib.sha256(canonical).digest(),
             make,
             sink,
@@ -77,14 +69,24 @@ def check_body_size(num_bytes: int) -> None:
         raise PayloadTooLarge(_TOO_LARGE, reason="request_too_large")
 
 
-def root_span(endpoint: str, request_id: str, headers: Mapping[str, str], model: str) -> Any:
-    """The span of a whole request, below the caller's own if it sent its context."""
+def root_span(
+    endpoint: Endpoint, request_id: str, headers: Mapping[str, str], model: str
+) -> AbstractContextManager[Any]:
+    """The span of a whole request, below the caller's own if it sent its context.
+
+    A request that generates nothing is no trace.
+    """
+    if not endpoint.operation:
+        return nullcontext()
     attributes = {
         tracing.REQUEST_ID: request_id,
-        "gen_ai.operation.name": "chat" if endpoint == "chat.completions" else "text_completion",
+        "gen_ai.operation.name": endpoint.operation,
         "gen_ai.provider.name": "finback",
         "gen_ai.response.model": model,
     }
     return tracing.span(
-        f"gateway {endpoint}", attributes, parent=tracing.extract(headers), kind=SpanKind.SERVER
+        f"gateway {endpoint.name}",
+        attributes,
+        parent=tracing.extract(headers),
+        kind=SpanKind.SERVER,
     )

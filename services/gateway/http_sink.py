@@ -6,6 +6,7 @@ from typing import Final
 
 from starlette.types import Send
 
+from finback.services.gateway.error_envelope import Dialect
 from finback.services.gateway.sink import Outcome
 from finback.shared.errors import Cancelled, InvariantViolated
 
@@ -27,10 +28,18 @@ class HttpSink:
     `[DONE]` follows the last. Such documents begin with their type.
     """
 
-    def __init__(self, send: Send, request_id: str, *, names_events: bool = False) -> None:
+    def __init__(
+        self,
+        send: Send,
+        request_id: str,
+        *,
+        dialect: Dialect = "openai",
+        names_events: bool = False,
+    ) -> None:
         self._send = send
         self._names_events = names_events
-        self._id_header = (b"x-request-id", request_id.encode("latin-1"))
+        own = b"request-id" if dialect == "anthropic" else b"x-request-id"
+        self._id_header = (own, request_id.encode("latin-1"))
         self.status = 0
         self.is_complete = False
         self.outcome: Outcome | None = None
@@ -59,6 +68,11 @@ class HttpSink:
         else:
             records = [b"data: %b\n\n" % document for document in documents]
         await self._body(b"".join(records))
+
+    async def send_error(self, document: bytes) -> None:
+        """An error's document, whatever it begins with."""
+        event = b"event: error\n" if self._names_events else b""
+        await self._body(event + b"data: %b\n\n" % document)
 
     async def keep_alive(self) -> None:
         await self._body(KEEP_ALIVE)

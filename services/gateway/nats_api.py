@@ -9,9 +9,9 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
-from finback.services.gateway.error_envelope import error_document
+from finback.services.gateway.endpoints import Endpoint
+from finback.services.gateway.error_envelope import Dialect, error_document, status_of
 from finback.services.gateway.front import Front, root_span
-from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.sink import Outcome
 from finback.shared.actor.bus import Bus, Message, Subscription
 from finback.shared.actor.envelope import error_headers
@@ -33,7 +33,6 @@ SEND_TIMEOUT_S: Final = 5.0
 SERVICE_USERS: Final = frozenset(
     {"gateway", "router", "prefill", "decode", "drafter", "cache", "sampler", "supervisor"}
 )
-ANSWERS: Final = ("chat.completions", "completions")
 
 
 def may_reply_to(reply: str | None, prefix: str) -> bool:
@@ -51,8 +50,9 @@ def may_reply_to(reply: str | None, prefix: str) -> bool:
 class NatsSink:
     """Publishes one answer to a reply subject."""
 
-    def __init__(self, bus: Bus, to: str, request_id: str) -> None:
+    def __init__(self, bus: Bus, to: str, request_id: str, *, dialect: Dialect = "openai") -> None:
         self._bus = bus
+        self._dialect = dialect
         self._to = to
         self._request_id = request_id
         self._seq = 0
@@ -84,11 +84,12 @@ class NatsSink:
             return
         is_alone = self._seq == 0
         more = {**error_headers(error), h.REQUEST_ID: self._request_id}
+        document = error_document(error, self._dialect, request_id=self._request_id)
         if is_alone:
             self.is_complete = True
-            await self._numbered(error_document(error), {**more, h.FINAL: "error"})
+            await self._numbered(document, {**more, h.FINAL: "error"})
             return
-        await self._numbered(error_document(error), more)
+        await self._numbered(document, more)
         await self.close_stream("cancelled" if isinstance(error, Cancelled) else "error")
 
     async def _numbered(self, body: bytes, headers: dict[str, str]) -> None:
@@ -129,15 +130,15 @@ class NatsApi:
 
     async def start(self) -> None:
         """Subscribe; ready when this returns."""
-        for endpoint in (*ANSWERS, "models"):
+        for endpoint in self._front.endpoints.values():
 
-            def take(message: Message, endpoint: str = endpoint) -> None:
+            def take(message: Message, endpoint: Endpoint = endpoint) -> None:
                 if may_reply_to(message.reply, self._subjects.prefix):
                     self._spawn(self._handle, endpoint, message)
                 elif message.reply:
                     self._metrics.count("finback.gateway.bad_replies")
 
-            subject = self._subjects.api(endpoint)
+            subject = self._subjects.api(endpoint.name)
             self._subscriptions.append(await self._bus.subscribe(subject, take, queue=QUEUE))
 
     async def drain(self) -> None:
@@ -146,41 +147,36 @@ class NatsApi:
             await subscription.drain()
         self._subscriptions.clear()
 
-    async def _handle(self, endpoint: str, message: Message) -> None:
+    async def _handle(self, endpoint: Endpoint, message: Message) -> None:
         headers = message.headers
         request_id = self._front.request_ids.choose(headers.get(h.REQUEST_ID))
-        sink = NatsSink(self._bus, message.reply or "", request_id)
+        dialect = endpoint.dialect
+        sink = NatsSink(self._bus, message.reply or "", request_id, dialect=dialect)
         status = "200"
         try:
             await self._answer(endpoint, message, sink, request_id)
         except ServingError as error:
-            status = str(error.http_status)
+            status = str(status_of(error, dialect))
             await self._fail(sink, error)
         except Exception:  # noqa: BLE001 -- the edge: a bug in one request must not end others
             status = "500"
             self._log.exception("request failed", request_id=request_id)
             await self._fail(sink, InvariantViolated("the server failed; see its log"))
-        self._metrics.count("finback.gateway.requests", endpoint=f"nats {endpoint}", status=status)
+        self._metrics.count(
+            "finback.gateway.requests", endpoint=f"nats {endpoint.name}", status=status
+        )
 
     async def _answer(
-        self, endpoint: str, message: Message, sink: NatsSink, request_id: str
+        self, endpoint: Endpoint, message: Message, sink: NatsSink, request_id: str
     ) -> None:
         headers = message.headers
-        authorization = headers.get(h.AUTHORIZATION)
-        model = self._front.exchange.model
-        if endpoint == "models":
-            self._front.keys.tenant_of(authorization)
-            names = [model.name, *(name for name in model.aliases if name != model.name)]
-            cards = {"object": "list", "data": [model.card(name) for name in names]}
-            await sink.reply(200, to_json(cards))
-            return
-        with root_span(endpoint, request_id, headers, model.name):
+        with root_span(endpoint, request_id, headers, self._front.exchange.model.name):
             await self._front.answer(
                 endpoint,
                 message.data,
                 sink,
                 request_id=request_id,
-                authorization=authorization,
+                authorization=headers.get(h.AUTHORIZATION),
                 idempotency_key=headers.get(h.IDEMPOTENCY_KEY),
             )
 

@@ -7,6 +7,7 @@ import anyio
 
 from finback.services.gateway.auth import KeyRing, check_bind
 from finback.services.gateway.desk import Desk
+from finback.services.gateway.endpoints import core_endpoints, endpoint_table
 from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.front import Front
 from finback.services.gateway.http_app import make_app
@@ -68,6 +69,9 @@ class GatewayService(Service):
             keys=keys,
             recordings=Recordings(),
             request_ids=RequestIds(),
+            endpoints=endpoint_table(
+                core_endpoints(self.exchange, TextTools(model)),
+            ),
         )
         await self._subscribe()
         self._nats_api = NatsApi(
@@ -79,7 +83,7 @@ class GatewayService(Service):
             log=self.log,
         )
         await self._nats_api.start()
-        app = make_app(front, TextTools(model), self.metrics, self.readiness, self.log)
+        app = make_app(front, self.metrics, self.readiness, self.log)
         self._server = HttpServer(app, drain_timeout_s=config.drain_timeout_s)
         self._is_server_done = anyio.Event()
         self._listening = listening

@@ -1,10 +1,11 @@
 """`/tokenize` and `/detokenize`: what the codec makes of a text, without generating."""
 
-from typing import Any
-
 from finback.services.gateway.body import parse_object
+from finback.services.gateway.exchange import Caller
+from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.schema import DetokenizeRequest, TokenizeRequest
 from finback.services.gateway.served_model import ServedModel
+from finback.services.gateway.sink import Sink
 from finback.services.gateway.validation import check
 from finback.shared.errors import InvalidRequest
 
@@ -15,7 +16,7 @@ class TextTools:
     def __init__(self, model: ServedModel) -> None:
         self._model = model
 
-    async def tokenize(self, body: bytes) -> dict[str, Any]:
+    async def tokenize(self, body: bytes, caller: Caller, sink: Sink) -> None:
         """`{count, max_model_len, tokens}`."""
         request = check(parse_object(body), TokenizeRequest)
         if request.model is not None:
@@ -28,9 +29,11 @@ class TextTools:
         else:
             prompt = await self._model.encode_text(request.prompt or "", "", "prompt")
         tokens = memoryview(prompt.token_ids).cast("i").tolist()
-        return {"count": len(tokens), "max_model_len": self._model.max_model_len, "tokens": tokens}
+        limit = self._model.max_model_len
+        found = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}
+        await sink.reply(200, to_json(found))
 
-    def detokenize(self, body: bytes) -> dict[str, Any]:
+    async def detokenize(self, body: bytes, caller: Caller, sink: Sink) -> None:
         """`{prompt}`; control tokens are not shown."""
         request = check(parse_object(body), DetokenizeRequest)
         if request.model is not None:
@@ -38,4 +41,4 @@ class TextTools:
         self._model.check_ids(request.tokens, "tokens")
         tokenizer = self._model.tokenizer
         raw = b"".join(map(tokenizer.token_bytes, request.tokens))
-        return {"prompt": raw.decode("utf-8", errors="replace")}
+        await sink.reply(200, to_json({"prompt": raw.decode("utf-8", errors="replace")}))

@@ -1,0 +1,79 @@
+"""The public endpoints: one table, read by both doors.
+
+A handler gets one JSON object, whichever door it came through, and answers into a sink. Over HTTP
+the parameters of a path and of its query are fields of that object (the path's win).
+"""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from finback.services.gateway.body import parse_object
+from finback.services.gateway.error_envelope import Dialect
+from finback.services.gateway.exchange import Caller, Exchange
+from finback.services.gateway.models_list import ModelsList
+from finback.services.gateway.openai_format import to_json
+from finback.services.gateway.sink import Sink
+from finback.services.gateway.text_tools import TextTools
+
+Handler = Callable[[bytes, Caller, Sink], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """`name`: of the NATS subject below `api.`, of metrics and spans.
+
+    `path`: of HTTP, in Starlette's form. `operation`: OpenTelemetry's name of what is generated;
+    empty: nothing is, so the request is no trace of its own. `names_events`: its streams name the
+    type of each record.
+    """
+
+    name: str
+    path: str
+    handler: Handler
+    method: str = "POST"
+    dialect: Dialect = "openai"
+    names_events: bool = False
+    operation: str = ""
+
+
+EndpointTable = Mapping[str, Endpoint]
+
+
+def core_endpoints(exchange: Exchange, text_tools: TextTools) -> Iterable[Endpoint]:
+    """Completions of both kinds, models, and the tools around text."""
+    models = ModelsList(exchange.model)
+    yield Endpoint(
+        name="chat.completions",
+        path="/v1/chat/completions",
+        handler=exchange.chat_completions,
+        operation="chat",
+    )
+    yield Endpoint(
+        name="completions",
+        path="/v1/completions",
+        handler=exchange.completions,
+        operation="text_completion",
+    )
+    yield Endpoint(name="models", path="/v1/models", handler=models.all, method="GET")
+    yield Endpoint(
+        name="models.retrieve", path="/v1/models/{model:path}", handler=models.one, method="GET"
+    )
+    yield Endpoint(name="tokenize", path="/tokenize", handler=text_tools.tokenize)
+    yield Endpoint(name="detokenize", path="/detokenize", handler=text_tools.detokenize)
+
+
+def endpoint_table(*parts: Iterable[Endpoint]) -> EndpointTable:
+    """The endpoints by name; two of one name are a bug."""
+    found = [endpoint for part in parts for endpoint in part]
+    table = {endpoint.name: endpoint for endpoint in found}
+    if len(table) != len(found):
+        raise ValueError("two endpoints have one name")
+    return table
+
+
+def with_parameters(body: bytes, parameters: Mapping[str, Any]) -> bytes:
+    """A body with the parameters of path and query among its fields."""
+    if not parameters:
+        return body
+    return to_json({**(parse_object(body) if body else {}), **parameters})
