@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Choice, Generation, Piece
-from finback.shared.codec.answer_text import AnswerText, TextDelta
+from finback.services.gateway.parsed_text import ParsedDelta, ParsedText, RawText
+from finback.shared.codec.answer_text import AnswerText
 from finback.shared.codec.output import OutputEvent, OutputParser
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.wire.messages.decode import FinishReply
@@ -25,8 +26,8 @@ class ChoiceEvent:
     """What is new in one choice. `finish_reason` set: it is its last event.
 
     `stop_reason`: the stop string or the caller's own stop token that ended it. `parts`: what a
-    parser found in the text so far, if the answer has one; it may lag behind `text`.
-    `num_tokens`: how many tokens the event stands for.
+    parser found, if the answer has one; `text` and `logprobs` are then those of the content among
+    it. `num_tokens`: how many tokens the event stands for.
     """
 
     index: int
@@ -140,6 +141,7 @@ class Answer:
             num_completion_tokens=sum(end.num_completion_tokens for end in ends),
             num_draft_tokens=sum(end.num_draft_tokens for end in ends),
             num_accepted_tokens=sum(end.num_accepted_tokens for end in ends),
+            num_reasoning_tokens=sum(text.num_reasoning_tokens for text in texts),
         )
 
     def _collect(self) -> list[ChoiceEvent]:
@@ -184,15 +186,22 @@ class Answer:
             if choice.end is None and generation.needs_grant(choice):
                 await self._desk.grant(generation, choice)
 
-    def make_text(self, generation: Generation) -> AnswerText[TokenLogprob]:
+    def make_text(self, generation: Generation) -> ParsedText | RawText:
         """A fresh text for one choice."""
-        min_tokens = generation.spec.sampling.min_tokens
-        shown = self._output.shown if self._output is not None else None
-        return AnswerText(self._tokenizer, self._stops, min_tokens=min_tokens, shown=shown)
-
-    def make_parser(self) -> OutputParser | None:
-        """A fresh parser for one choice."""
-        return self._output.new_parser() if self._output is not None else None
+        min_tokens, tokenizer = generation.spec.sampling.min_tokens, self._tokenizer
+        output = self._output
+        if output is None:
+            return RawText(AnswerText(tokenizer, self._stops, min_tokens=min_tokens))
+        text = AnswerText[TokenLogprob](tokenizer, (), shown=output.shown)
+        return ParsedText(
+            text,
+            output.new_parser(),
+            stops=self._stops,
+            min_tokens=min_tokens,
+            token_bytes=lambda token_id: (
+                output.shown.get(token_id) or tokenizer.token_bytes(token_id)
+            ),
+        )
 
     def finish(
         self, generation: Generation, choice: Choice, num_tokens: int
@@ -246,8 +255,14 @@ class _ChoiceText:
         self._generation = generation
         self._index = index
         self._text = answer.make_text(generation)
-        self._parser = answer.make_parser()
         self._end: EndInfo | None = None
+        # Tokens that made nothing to tell yet.
+        self._num_silent = 0
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens so far that were reasoning."""
+        return self._text.num_reasoning_tokens
 
     def push(self, piece: Piece) -> ChoiceEvent | None:
         """The event that a piece makes, if it makes any."""
@@ -261,23 +276,18 @@ class _ChoiceText:
             delta = _both(delta, self._text.finish())
         if delta.stop is not None:
             return self._stopped(delta, end)
-        num_tokens = len(piece.token_ids) // 4
+        num_tokens = self._num_silent + len(piece.token_ids) // 4
         if end is not None:
             return self._ended(delta, end, num_tokens)
-        if not delta.text and not delta.logprobs:
+        if not (delta.text or delta.logprobs or delta.parts):
+            self._num_silent = num_tokens
             return None
-        parts = self._parse(delta.text)
+        self._num_silent = 0
         return ChoiceEvent(
-            self._index, delta.text, delta.logprobs, parts=parts, num_tokens=num_tokens
+            self._index, delta.text, delta.logprobs, parts=delta.parts, num_tokens=num_tokens
         )
 
-    def _parse(self, text: str, *, is_last: bool = False) -> Sequence[OutputEvent]:
-        if self._parser is None:
-            return ()
-        parts = self._parser.push(text) if text else ()
-        return (*parts, *self._parser.finish()) if is_last else parts
-
-    def _stopped(self, delta: TextDelta[TokenLogprob], end: EndInfo | None) -> ChoiceEvent | None:
+    def _stopped(self, delta: ParsedDelta, end: EndInfo | None) -> ChoiceEvent | None:
         stop = delta.stop
         if stop is None:
             return None
@@ -292,18 +302,24 @@ class _ChoiceText:
         if self._generation.finish(self.choice, self._end):
             self.finishing = self._answer.finish(self._generation, self.choice, stop.num_tokens)
         self.is_told = True
-        parts = self._parse(delta.text, is_last=True)
-        return ChoiceEvent(self._index, delta.text, delta.logprobs, "stop", stop.matched, parts)
+        return ChoiceEvent(
+            self._index, delta.text, delta.logprobs, "stop", stop.matched, delta.parts
+        )
 
-    def _ended(self, delta: TextDelta[TokenLogprob], end: EndInfo, num_tokens: int) -> ChoiceEvent:
+    def _ended(self, delta: ParsedDelta, end: EndInfo, num_tokens: int) -> ChoiceEvent:
         self._end = end
         self.is_told = True
         # The caller's own stop tokens are named; that the model's end token came is no news.
         own = set(self._generation.spec.sampling.stop_token_ids) - self._answer.eos_ids
         reason = end.stop_token_id if end.stop_token_id in own else None
-        parts = self._parse(delta.text, is_last=True)
         return ChoiceEvent(
-            self._index, delta.text, delta.logprobs, end.finish_reason, reason, parts, num_tokens
+            self._index,
+            delta.text,
+            delta.logprobs,
+            end.finish_reason,
+            reason,
+            delta.parts,
+            num_tokens,
         )
 
     def counts(self) -> EndInfo:
@@ -323,7 +339,10 @@ class _ChoiceText:
         )
 
 
-def _both(
-    first: TextDelta[TokenLogprob], second: TextDelta[TokenLogprob]
-) -> TextDelta[TokenLogprob]:
-    return TextDelta(first.text + second.text, first.logprobs + second.logprobs, second.stop)
+def _both(first: ParsedDelta, second: ParsedDelta) -> ParsedDelta:
+    return ParsedDelta(
+        first.parts + second.parts,
+        first.text + second.text,
+        first.logprobs + second.logprobs,
+        second.stop,
+    )

@@ -47,9 +47,10 @@ class CallArguments:
 
 @dataclass(frozen=True, slots=True)
 class CallEnd:
-    """The call is complete."""
+    """The call is over. `is_complete` False: it was cut off or malformed, as its arguments show."""
 
     index: int
+    is_complete: bool = True
 
 
 OutputEvent: TypeAlias = TextPart | ReasoningPart | CallBegin | CallArguments | CallEnd
@@ -57,6 +58,10 @@ OutputEvent: TypeAlias = TextPart | ReasoningPart | CallBegin | CallArguments | 
 
 class OutputParser(Protocol):
     """An explicit state machine over one choice's text; text may be held back until it is decided."""
+
+    @property
+    def is_reasoning(self) -> bool:
+        """Is the text so far inside a reasoning span: what its tokens count as."""
 
     def push(self, text: str) -> Sequence[OutputEvent]:
         """More text (stop strings are cut off already, markers are in it)."""
@@ -85,6 +90,8 @@ class OutputFormat(Protocol):
 
 class PlainParser:
     """Everything is content."""
+
+    is_reasoning = False
 
     def push(self, text: str) -> Sequence[OutputEvent]:
         """See `OutputParser`."""
