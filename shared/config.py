@@ -111,7 +111,17 @@ class StackConfig:
     )
     max_queue: int = setting(256, "requests waiting for an engine", low=1, high=2**20)
     max_tenant_requests: int = setting(
-        0, "open requests of one tenant; 0: no limit", low=0, high=2**20
+        0, "open requests of one tenant, if its keys say nothing; 0: no limit", low=0, high=2**20
+    )
+    tenant_requests_per_min: int = setting(
+        0, "requests of one tenant, if its keys say nothing; 0: no limit", low=0, high=2**20
+    )
+    tenant_tokens_per_min: int = setting(
+        0,
+        "tokens of one tenant, if its keys say nothing; 0: no limit",
+        unit="tokens",
+        low=0,
+        high=2**40,
     )
     max_open_requests: int = setting(
         1024, "requests open in a gateway; above it 429", low=1, high=2**20
@@ -128,6 +138,12 @@ class StackConfig:
     lease_ttl_s: float = setting(3.0, "life of a registry entry", unit="s", low=1, high=300)
     drain_timeout_s: float = setting(
         30.0, "for open work when stopping", unit="s", low=0, high=3600
+    )
+
+    # Usage
+    usage_file: str = setting("", "usage of tenants, by hour; empty: <run_dir>/usage.sqlite")
+    usage_retention_days: int = setting(
+        400, "for which usage is kept", unit="days", low=1, high=36500
     )
 
     # Telemetry

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from finback.services.gateway.body import parse_object
+from finback.services.gateway.caller import Caller
 from finback.services.gateway.error_envelope import Dialect
-from finback.services.gateway.exchange import Caller, Exchange
+from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.models_list import ModelsList
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.sink import Sink

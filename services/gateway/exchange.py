@@ -2,15 +2,17 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
 from opentelemetry import trace
 
+from finback.services.gateway.accounts import Accounts, Bill
 from finback.services.gateway.answer import Answer, Usage
 from finback.services.gateway.body import parse_object
+from finback.services.gateway.caller import Caller
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation
 from finback.services.gateway.lifecycle import Lifecycle
@@ -37,14 +39,6 @@ MAX_PACE_S: Final = 0.02
 MakeWork = Callable[[], Awaitable[Work]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Caller:
-    """Who asks: the request's id, and the key's id as tenant (empty without keys)."""
-
-    request_id: str
-    tenant: str = ""
-
-
 def _who(caller: Caller) -> dict[str, str]:
     return {"request_id": caller.request_id, "tenant": caller.tenant}
 
@@ -58,6 +52,7 @@ class Exchange:
         model: ServedModel,
         desk: Desk,
         lifecycle: Lifecycle,
+        accounts: Accounts,
         config: StackConfig,
         max_open: int,
     ) -> None:
@@ -68,6 +63,7 @@ class Exchange:
         self._idle.set()
         self._desk = desk
         self._lifecycle = lifecycle
+        self._accounts = accounts
         self.keep_alive_s = config.keep_alive_s
         self._config = config
         self._max_open = max_open
@@ -95,13 +91,17 @@ class Exchange:
         self.num_open += 1
         self._idle.clear()
         self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
-        run = _Run(self, endpoint, caller, sink)
         trace.get_current_span().set_attribute("gen_ai.request.model", asked_model)
         try:
-            with tracing.span("gateway encode"):
-                work = await make_work()
-            grammar = await self._compile(work, caller)
-            await run.answer(work, self._generations(work, grammar, caller, run.notify))
+            caller.grant.check_model(asked_model, self.model.name)
+            async with self._accounts.bill(caller) as bill:
+                run = _Run(self, endpoint, caller, sink, bill)
+                with tracing.span("gateway encode"):
+                    work = await make_work()
+                await bill.admit(work)
+                grammar = await self._compile(work, caller)
+                bill.generations = self._generations(work, grammar, caller, run.notify)
+                await run.answer(work, bill.generations)
         finally:
             self.num_open -= 1
             self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
@@ -165,6 +165,7 @@ class Exchange:
                     choices=work.choices,
                     gateway=self._desk.instance,
                     tenant=caller.tenant,
+                    traffic_class=caller.grant.traffic_class,
                     grammar=grammar,
                     credit_tokens=CREDIT_TOKENS,
                     # What one tenant has sent must not make another's answer come sooner.
@@ -199,16 +200,19 @@ class Exchange:
 class _Run:
     """The answer of one request on its way to its sink, with its times."""
 
-    def __init__(self, exchange: Exchange, endpoint: str, caller: Caller, sink: Sink) -> None:
+    def __init__(
+        self, exchange: Exchange, endpoint: str, caller: Caller, sink: Sink, bill: Bill
+    ) -> None:
         self.notify = asyncio.Event()
         self._exchange = exchange
         self._endpoint = endpoint
         self._caller = caller
         self._sink = sink
+        self._bill = bill
         self._begun_ns = time.time_ns()
         self._first_ns = 0
 
-    async def answer(self, work: Work, generations: list[Generation]) -> None:
+    async def answer(self, work: Work, generations: Sequence[Generation]) -> None:
         """Run the generations and send what they say; leaving early cancels them."""
         answer = Answer(
             generations,
@@ -270,10 +274,10 @@ class _Run:
             self._exchange.desk.metrics.count("finback.gateway.stream_errors", code=error.code)
             return
         usage = await answer.usage()
+        self._report(answer, usage)
         last = work.protocol.last_chunks(usage)
         if last:
             await sink.send(last)
-        self._report(answer, usage)
         await sink.close_stream("end")
 
     def _note_first(self, answer: Answer) -> None:
@@ -287,7 +291,8 @@ class _Run:
         span.set_attribute("gen_ai.response.time_to_first_token", ttft_s)
 
     def _report(self, answer: Answer, usage: Usage) -> None:
-        """Metrics add up to the usage that clients are told."""
+        """Metrics and the tenant's bill add up to the usage that clients are told."""
+        self._bill.settle(usage)
         metrics = self._exchange.desk.metrics
         total_s = (time.time_ns() - self._begun_ns) / 1e9
         metrics.observe(metric_names.REQUEST_DURATION, total_s)

@@ -11,8 +11,9 @@ from opentelemetry.trace import SpanKind
 
 from finback.services.gateway.auth import KeyRing
 from finback.services.gateway.body import MAX_BODY_BYTES, parse_object
+from finback.services.gateway.caller import Caller
 from finback.services.gateway.endpoints import Endpoint, EndpointTable
-from finback.services.gateway.exchange import Caller, Exchange
+from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.idempotency import Recordings
 from finback.services.gateway.request_ids import RequestIds
 from finback.services.gateway.sink import Sink
@@ -39,9 +40,22 @@ class Front:
         request_id: str,
         authorization: str | None,
         idempotency_key: str | None,
+        headers: dict[str, str] | None = None,
     ) -> None:
-        """Authenticate and answer; raises `ServingError` while nothing was sent."""
-        caller = Caller(request_id=request_id, tenant=self.keys.tenant_of(authorization))
+        """Authenticate and answer; raises `ServingError` while nothing was sent.
+
+        `headers`: filled with what belongs into the answer's head, an error's too. An answer that
+        is played again tells nothing about limits: it uses none.
+        """
+        grant = self.keys.grant_of(authorization)
+        grant.check_endpoint(endpoint.name)
+        caller = Caller(
+            request_id=request_id,
+            tenant=grant.tenant,
+            grant=grant,
+            dialect=endpoint.dialect,
+            headers={} if headers is None else headers,
+        )
         check_body_size(len(body))
         if idempotency_key is None:
             await endpoint.handler(body, caller, sink)

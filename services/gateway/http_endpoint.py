@@ -90,6 +90,7 @@ class HttpEndpoint:
             request_id=request_id,
             authorization=authorization_of(headers),
             idempotency_key=headers.get("idempotency-key"),
+            headers=sink.headers,
         )
         parent = asyncio.current_task()
         is_gone = False

@@ -40,6 +40,8 @@ class HttpSink:
         self._names_events = names_events
         own = b"request-id" if dialect == "anthropic" else b"x-request-id"
         self._id_header = (own, request_id.encode("latin-1"))
+        # Further headers, whatever the answer is; filled in on the way to it.
+        self.headers: dict[str, str] = {}
         self.status = 0
         self.is_complete = False
         self.outcome: Outcome | None = None
@@ -47,7 +49,7 @@ class HttpSink:
     async def reply(
         self, status: int, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        more = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in (headers or {}).items()]
+        more = _encoded(headers or {})
         await self._start(
             status,
             [
@@ -85,7 +87,7 @@ class HttpSink:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        headers.append(self._id_header)
+        headers += [self._id_header, *_encoded(self.headers)]
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def _body(self, body: bytes) -> None:
@@ -95,6 +97,10 @@ class HttpSink:
         except TimeoutError as error:
             self.is_complete, self.outcome = True, "cancelled"
             raise Cancelled("the client does not read its answer") from error
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
 
 
 _TYPE_PREFIX: Final = b'{"type":"'

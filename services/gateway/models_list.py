@@ -4,7 +4,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from finback.services.gateway.body import parse_object
-from finback.services.gateway.exchange import Caller
+from finback.services.gateway.caller import Caller
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.sink import Sink

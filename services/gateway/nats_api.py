@@ -56,13 +56,15 @@ class NatsSink:
         self._to = to
         self._request_id = request_id
         self._seq = 0
+        # Further headers of the first message.
+        self.headers: dict[str, str] = {}
         self.is_complete = False
 
     async def reply(
         self, status: int, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
         self.is_complete = True
-        await self._publish(body, {h.REQUEST_ID: self._request_id})
+        await self._publish(body, {h.REQUEST_ID: self._request_id, **self.headers})
 
     async def open_stream(self) -> None:
         """The first document opens it."""
@@ -93,6 +95,8 @@ class NatsSink:
         await self.close_stream("cancelled" if isinstance(error, Cancelled) else "error")
 
     async def _numbered(self, body: bytes, headers: dict[str, str]) -> None:
+        if self._seq == 0:
+            headers.update(self.headers)
         headers[h.SEQ] = str(self._seq)
         self._seq += 1
         await self._publish(body, headers)
@@ -178,6 +182,7 @@ class NatsApi:
                 request_id=request_id,
                 authorization=headers.get(h.AUTHORIZATION),
                 idempotency_key=headers.get(h.IDEMPOTENCY_KEY),
+                headers=sink.headers,
             )
 
     async def _fail(self, sink: NatsSink, error: ServingError) -> None:

@@ -5,6 +5,8 @@ from typing import ClassVar, Final
 
 import anyio
 
+from finback.services.gateway.accounts import Accounts
+from finback.services.gateway.admissions import Admissions
 from finback.services.gateway.auth import KeyRing, check_bind
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.endpoints import core_endpoints, endpoint_table
@@ -18,12 +20,14 @@ from finback.services.gateway.nats_api import NatsApi
 from finback.services.gateway.request_ids import RequestIds
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.text_tools import TextTools
+from finback.services.gateway.usage_meter import UsageMeter, usage_path
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.codec.load import load_renderer, load_tokenizer
 from finback.shared.config import StackConfig
 from finback.shared.kv.cluster_key import cluster_key
 from finback.shared.models.source import open_source
+from finback.shared.usage_store import UsageStore
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.prefill import Ack, PrefillFailed
 
@@ -57,10 +61,12 @@ class GatewayService(Service):
             log=self.log,
             spawn=self.spawn,
         )
+        self.accounts = self._open_accounts(model)
         self.exchange = Exchange(
             model=model,
             desk=self.desk,
             lifecycle=Lifecycle(self.desk),
+            accounts=self.accounts,
             config=config,
             max_open=config.max_open_requests,
         )
@@ -95,6 +101,27 @@ class GatewayService(Service):
         gc.collect()
         gc.freeze()
         self.log.info("listening", http=self.url, model=model.name)
+
+    def _open_accounts(self, model: ServedModel) -> Accounts:
+        context, config = self.context, self.config
+        admissions = Admissions(
+            client=self.client,
+            subjects=self.subjects,
+            directory=context.directory,
+            instance=self.instance,
+            metrics=self.metrics,
+            log=self.log,
+        )
+        meter = UsageMeter(
+            UsageStore(usage_path(config)),
+            retention_days=config.usage_retention_days,
+            metrics=self.metrics,
+            log=self.log,
+        )
+        context.directory.on_change(admissions.router_may_have_changed)
+        self.spawn(admissions.run)
+        self.spawn(meter.run)
+        return Accounts(admissions, meter, config, model.name)
 
     async def _subscribe(self) -> None:
         streams = self.subjects.streams_for(self.instance)
@@ -147,11 +174,17 @@ class GatewayService(Service):
         await self.exchange.wait_idle()
         await self._is_server_done.wait()
 
+    async def _close_accounts(self) -> None:
+        """What is counted is written down, what has ended is told."""
+        await self.accounts.admissions.tell_now()
+        await self.accounts.meter.try_flush()
+
     async def stop(self) -> None:
         if not self._is_server_done.is_set():
             self._server.close(at_once=True)
             with anyio.move_on_after(1):
                 await self._is_server_done.wait()
+        await self._close_accounts()
 
 
 def load_model(config: StackConfig) -> ServedModel:

@@ -1,7 +1,7 @@
 """`/tokenize` and `/detokenize`: what the codec makes of a text, without generating."""
 
 from finback.services.gateway.body import parse_object
-from finback.services.gateway.exchange import Caller
+from finback.services.gateway.caller import Caller
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.schema import DetokenizeRequest, TokenizeRequest
 from finback.services.gateway.served_model import ServedModel

@@ -61,7 +61,8 @@ class Work:
     """What a request comes to: `samplings[i]` and `choices` apply to `prompts[i]`.
 
     `grammar` is not compiled yet; `grammar_param` is the request field to blame for it. `output`:
-    how the text of each choice is parsed, None: not at all.
+    how the text of each choice is parsed, None: not at all. `is_open_ended`: nobody asked for a
+    limit to the answer, so that it is as much as the model has room for.
     """
 
     is_stream: bool
@@ -72,6 +73,7 @@ class Work:
     protocol: AnswerProtocol
     grammar: GrammarSpec | None = None
     grammar_param: str = ""
+    is_open_ended: bool = False
     output: Output | None = None
 
 
@@ -115,6 +117,7 @@ async def chat_work(
         protocol=protocol,
         grammar=grammar,
         grammar_param=grammar_param(grammar, request) if grammar is not None else "",
+        is_open_ended=asked is None,
     )
 
 

@@ -61,6 +61,8 @@ class Router(Service):
 
     async def _admit(self, call: Call[AdmitRequest]) -> AdmitReply:
         request = call.message
+        now_us = to_us(monotonic_s())
+        self._settle(request.gateway, request.settled, now_us)
         verdict = self.tenants.admit(
             (request.gateway, request.request_id),
             request.tenant,
@@ -71,7 +73,7 @@ class Router(Service):
             ),
             num_prompt_tokens=request.num_prompt_tokens,
             num_most_tokens=request.num_most_tokens,
-            now_us=to_us(monotonic_s()),
+            now_us=now_us,
         )
         if verdict.reason:
             self.metrics.count("finback.router.refused", reason=verdict.reason)
@@ -88,8 +90,11 @@ class Router(Service):
     def _ledger(self, ledger: TenantLedger) -> None:
         now_us = to_us(monotonic_s())
         self.tenants.renew((((ledger.gateway, i), tenant) for i, tenant in ledger.held), now_us)
-        for request_id, num_tokens in ledger.settled:
-            self.tenants.settle((ledger.gateway, request_id), num_tokens, now_us)
+        self._settle(ledger.gateway, ledger.settled, now_us)
+
+    def _settle(self, gateway: str, settled: tuple[tuple[str, int], ...], now_us: int) -> None:
+        for request_id, num_tokens in settled:
+            self.tenants.settle((gateway, request_id), num_tokens, now_us)
 
     async def _route(self, call: Call[RouteRequest]) -> RouteReply:
         request = call.message

@@ -52,7 +52,8 @@ class AdmitRequest:
 
     The eldest router is asked, so that all gateways' requests are counted in one place. Limits are
     the tenant's, 0 meaning none. `num_prompt_tokens`: of all prompts together; `num_most_tokens`:
-    those and all that may be generated.
+    those and all that may be generated. `settled`: (request id, tokens used) of the gateway's
+    requests that have ended lately; they are heard before this one is judged.
     """
 
     request_id: str
@@ -63,6 +64,7 @@ class AdmitRequest:
     requests_per_min: int = 0
     tokens_per_min: int = 0
     max_concurrency: int = 0
+    settled: tuple[tuple[str, int], ...] = ()
 
 
 @message("route.RateState/1")

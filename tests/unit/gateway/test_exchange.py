@@ -6,7 +6,8 @@ from unittest.mock import Mock
 
 import pytest
 
-from finback.services.gateway.exchange import Caller, Exchange
+from finback.services.gateway.caller import Caller
+from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.served_model import Prompt
 from finback.services.gateway.work import Work
 from finback.shared.config import StackConfig
@@ -18,7 +19,12 @@ async def test_prefixes_are_kept_apart_by_tenant(tenant: str) -> None:
     """Else the time to the first token would tell what others have sent."""
     parts: Any = Mock(instance="gateway-1")  # only looked at for names
     exchange = Exchange(
-        model=Mock(name="m"), desk=parts, lifecycle=parts, config=StackConfig(), max_open=1
+        model=Mock(name="m"),
+        desk=parts,
+        lifecycle=parts,
+        accounts=parts,
+        config=StackConfig(),
+        max_open=1,
     )
     prompt = Prompt(b"\0\0\0\0", b"")
     work = Work(
