@@ -96,6 +96,10 @@ class Tokenizer:
         except KeyError:  # not in the byte alphabet: the file spells it literally
             return str(spelling).encode()
 
+    def decode(self, token_ids: Iterable[int]) -> str:
+        """The text of ids: special tokens add none, bytes that are no character are U+FFFD."""
+        return b"".join(map(self.token_bytes, token_ids)).decode(errors="replace")
+
     def is_special(self, token_id: int) -> bool:
         """Is it a control token that is never shown."""
         token = self._by_id.get(token_id)

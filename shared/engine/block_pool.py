@@ -99,6 +99,10 @@ class BlockPool:
             if block_id in self._free:
                 self._free.move_to_end(block_id, last=False)
 
+    def forget_all(self) -> None:
+        """Make every block unfindable; those that sequences hold stay theirs."""
+        self.unregister(list(self._content))
+
     def ref_count(self, block_id: int) -> int:
         """References to a block."""
         return self._ref[block_id]

@@ -49,13 +49,29 @@ def load_engine(config: "StackConfig", on_step: Callable[[StepOutput], None]) ->
     """Open the model, load its weights, take the memory. Blocks for as long as that takes."""
     source = open_source(config.model)
     settings = engine_config(config, source)
+    return build_engine(source, settings, weights_dtype=config.weights_dtype, on_step=on_step)
+
+
+def build_engine(
+    source: ModelSource,
+    settings: EngineConfig,
+    *,
+    weights_dtype: str,
+    on_step: Callable[[StepOutput], None],
+    on_failure: Callable[[BaseException], None] | None = None,
+) -> Engine:
+    """Load the weights of an opened source into an engine (not started) that owns them."""
     model = load_model(
         source,
         settings.device,
         settings.mode,
-        weights_dtype=config.weights_dtype,
+        weights_dtype=weights_dtype,
         num_threads=settings.num_threads,
     )
-    engine = Engine(model, settings, on_step=on_step, owns_model=True)
+    try:
+        engine = Engine(model, settings, on_step=on_step, on_failure=on_failure, owns_model=True)
+    except BaseException:
+        model.close()
+        raise
     _LOGGER.info(engine.sizes.memory.line())
     return engine

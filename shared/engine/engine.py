@@ -246,6 +246,10 @@ class Engine:
 
     # -- blocks
 
+    def reset_prefix_cache(self) -> None:
+        """No new sequence finds what was computed so far; the running ones keep their blocks."""
+        self._scheduler.table.pool.forget_all()
+
     async def export_block(self, key: SequenceKey, block_index: int, out: memoryview) -> int:
         """Copy a block (host layout) into `out` between steps; returns the tokens it holds.
 

@@ -1,0 +1,1 @@
+"""The offline API: the service's engine inside the caller's process, without a bus."""
