@@ -6,7 +6,7 @@ Positions are absolute: the index of a token in prompt + completion.
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from finback.services.decode.draft_policy import (
+from finback.shared.drafting.draft_policy import (
     DraftHistory,
     DraftPolicy,
     after_empty,

@@ -10,9 +10,9 @@ from typing import Any, Final
 import numpy as np
 
 from finback.services.decode.draft_book import DraftBook, Key, TokensFrom
-from finback.services.decode.draft_policy import DraftPolicy, break_even
 from finback.services.decode.fair_parent import FairParent
 from finback.shared.clock import monotonic_s
+from finback.shared.drafting.draft_policy import DraftPolicy, break_even
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import ServingError
 from finback.shared.telemetry import tracing

@@ -2,13 +2,13 @@
 
 from typing import Any
 
-from finback.services.decode.draft_policy import DraftPolicy
 from finback.services.decode.drafts import DraftPump
 from finback.services.decode.masks import MaskPump
 from finback.services.decode.step_spans import StepSpans
 from finback.services.decode.streams import TokenStreams
 from finback.services.decode.table import Choice, ChoiceState, Key, Request, RequestTable
 from finback.shared.clock import monotonic_s
+from finback.shared.drafting.draft_policy import DraftPolicy
 from finback.shared.engine.from_wire import refusal, sequence_spec
 from finback.shared.engine.output import SequenceOutput, StepOutput
 from finback.shared.engine.sequence import Mode, SequenceCounts

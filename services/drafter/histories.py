@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from finback.services.drafter.suffix_drafts import DraftPolicy, TokenIds, draft
+from finback.shared.drafting.suffix_drafts import MatchPolicy, TokenIds, draft
 from finback.shared.wire.messages.draft import Draft, DraftRow
 
 IDLE_S: Final = 120.0
@@ -38,7 +38,7 @@ class _History:
 class Histories:
     """Sequences by key, least recently used out first."""
 
-    def __init__(self, policy: DraftPolicy, *, max_tokens: int = MAX_TOKENS) -> None:
+    def __init__(self, policy: MatchPolicy, *, max_tokens: int = MAX_TOKENS) -> None:
         self._policy = policy
         self._max_tokens = max_tokens
         self._known: OrderedDict[HistoryKey, _History] = OrderedDict()

@@ -5,10 +5,10 @@ from typing import ClassVar, Final
 import anyio
 
 from finback.services.drafter.histories import Histories
-from finback.services.drafter.suffix_drafts import DraftPolicy
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
+from finback.shared.drafting.suffix_drafts import MatchPolicy
 from finback.shared.wire.messages.draft import DraftReply, DraftRequest
 
 _TICK_S: Final = 10.0
@@ -21,7 +21,7 @@ class DrafterService(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self._histories = Histories(DraftPolicy())
+        self._histories = Histories(MatchPolicy())
 
     async def start(self) -> None:
         """Answer `drafter.draft`."""

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finback.services.decode.draft_book import DraftBook, Key
-from finback.services.decode.draft_policy import DraftPolicy
+from finback.shared.drafting.draft_policy import DraftPolicy
 from finback.shared.wire.messages.draft import Draft
 
 KEY = ("r", 0)

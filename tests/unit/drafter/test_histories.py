@@ -5,10 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finback.services.drafter.histories import IDLE_S, Histories, HistoryKey
-from finback.services.drafter.suffix_drafts import DraftPolicy, draft
+from finback.shared.drafting.suffix_drafts import MatchPolicy, draft
 from finback.shared.wire.messages.draft import Draft, DraftRow
 
-POLICY = DraftPolicy(min_match=2, max_match=8)
+POLICY = MatchPolicy(min_match=2, max_match=8)
 KEY: HistoryKey = ("decode-a", 1, "r", 0)
 LOOP = [1, 2, 3, 4] * 3
 

@@ -7,17 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finback.services.drafter.suffix_drafts import DraftPolicy, draft, find_match
+from finback.shared.drafting.suffix_drafts import MatchPolicy, draft, find_match
 
 TEXTS = st.lists(st.integers(0, 3), max_size=60)
 POLICIES = st.tuples(st.integers(1, 4), st.integers(0, 6), st.integers(1, 5)).map(
-    lambda drawn: DraftPolicy(
+    lambda drawn: MatchPolicy(
         min_match=drawn[0], max_match=drawn[0] + drawn[1], max_candidates=drawn[2]
     )
 )
 
 
-def twin_match(text: list[int], policy: DraftPolicy) -> int | None:
+def twin_match(text: list[int], policy: MatchPolicy) -> int | None:
     def length_at(end: int) -> int:
         length = 0
         while length < min(end, policy.max_match) and text[end - length - 1] == text[-length - 1]:
@@ -29,7 +29,7 @@ def twin_match(text: list[int], policy: DraftPolicy) -> int | None:
     return max(latest, key=lambda end: (length_at(end), end), default=None)
 
 
-def twin_draft(text: list[int], num_draft_tokens: int, policy: DraftPolicy) -> list[int]:
+def twin_draft(text: list[int], num_draft_tokens: int, policy: MatchPolicy) -> list[int]:
     found = twin_match(text, policy)
     if found is None:
         return []
@@ -41,7 +41,7 @@ def twin_draft(text: list[int], num_draft_tokens: int, policy: DraftPolicy) -> l
 
 @settings(max_examples=500)
 @given(text=TEXTS, num_draft_tokens=st.integers(0, 12), policy=POLICIES)
-def test_drafts_are_the_twins(text: list[int], num_draft_tokens: int, policy: DraftPolicy) -> None:
+def test_drafts_are_the_twins(text: list[int], num_draft_tokens: int, policy: MatchPolicy) -> None:
     token_ids = np.array(text, np.int32)
     assert find_match(token_ids, policy) == twin_match(text, policy)
     assert draft(token_ids, num_draft_tokens, policy).tolist() == twin_draft(
@@ -50,7 +50,7 @@ def test_drafts_are_the_twins(text: list[int], num_draft_tokens: int, policy: Dr
 
 
 def test_the_longest_match_wins_then_the_latest() -> None:
-    policy = DraftPolicy(min_match=2, max_match=4)
+    policy = MatchPolicy(min_match=2, max_match=4)
     text = np.array([1, 2, 3, 50, 9, 2, 3, 60, 8, 2, 3, 70, 1, 2, 3], np.int32)
     assert draft(text, 2, policy).tolist() == [50, 9]
     assert draft(text[text != 1], 1, policy).tolist() == [70]
@@ -58,19 +58,19 @@ def test_the_longest_match_wins_then_the_latest() -> None:
 
 def test_no_guess_from_a_short_match() -> None:
     text = np.array([5, 6, 7, 8, 5, 6], np.int32)
-    assert draft(text, 4, DraftPolicy(min_match=3)).tolist() == []
-    assert draft(text, 2, DraftPolicy(min_match=2)).tolist() == [7, 8]
+    assert draft(text, 4, MatchPolicy(min_match=3)).tolist() == []
+    assert draft(text, 2, MatchPolicy(min_match=2)).tolist() == [7, 8]
 
 
 def test_a_loop_is_drafted_beyond_its_end() -> None:
     text = np.array([1, 2, 1, 2, 1, 2], np.int32)
-    assert draft(text, 5, DraftPolicy()).tolist() == [1, 2, 1, 2, 1]
+    assert draft(text, 5, MatchPolicy()).tolist() == [1, 2, 1, 2, 1]
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 3), (4, 3)])
 def test_impossible_policies_are_refused(low: int, high: int) -> None:
     with pytest.raises(ValueError, match="min_match"):
-        DraftPolicy(min_match=low, max_match=high)
+        MatchPolicy(min_match=low, max_match=high)
 
 
 @pytest.mark.parametrize("kind", ["words", "one-token", "period"])
@@ -89,5 +89,5 @@ def test_it_is_quick(kind: str) -> None:
 def _timed(rows: np.ndarray[tuple[int, ...], np.dtype[np.int32]]) -> float:
     started = time.perf_counter()
     for row in rows:
-        draft(row, 9, DraftPolicy())
+        draft(row, 9, MatchPolicy())
     return time.perf_counter() - started

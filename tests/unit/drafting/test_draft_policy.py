@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from finback.services.decode.draft_policy import (
+from finback.shared.drafting.draft_policy import (
     DraftHistory,
     DraftPolicy,
     after_empty,

@@ -22,7 +22,7 @@ _NONE: Final = np.empty(0, np.int32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPolicy:
+class MatchPolicy:
     """A guess needs a match of `min_match` tokens; beyond `max_match` longer is not better.
 
     `max_candidates`: of the places where `min_match` tokens match, how many of the latest compete.
@@ -37,7 +37,7 @@ class DraftPolicy:
             raise ValueError("1 <= min_match <= max_match, and at least one candidate")
 
 
-def draft(token_ids: TokenIds, num_draft_tokens: int, policy: DraftPolicy) -> TokenIds:
+def draft(token_ids: TokenIds, num_draft_tokens: int, policy: MatchPolicy) -> TokenIds:
     """A guess of `num_draft_tokens` tokens to follow `token_ids` [n]; empty if there is none."""
     found = find_match(token_ids, policy)
     if found is None or num_draft_tokens < 1:
@@ -49,7 +49,7 @@ def draft(token_ids: TokenIds, num_draft_tokens: int, policy: DraftPolicy) -> To
     return np.resize(token_ids[found:], num_draft_tokens)
 
 
-def find_match(token_ids: TokenIds, policy: DraftPolicy) -> int | None:
+def find_match(token_ids: TokenIds, policy: MatchPolicy) -> int | None:
     """Where the text goes on after the best earlier occurrence of its own end; None if nowhere."""
     num_tokens, shortest = len(token_ids), policy.min_match
     if num_tokens <= shortest:
