@@ -1,0 +1,1 @@
+"""`finback bench`: workloads, load from other processes, figures, limits, comparison, plot."""

@@ -1,0 +1,350 @@
+"""One bench from its first look at the machine to its last summary."""
+
+import asyncio
+import json
+import random
+import secrets
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Protocol
+
+from finback.shared.bench import environment, figures, workloads
+from finback.shared.bench.crew import BenchFailed, Crew, Run
+from finback.shared.bench.limits import Ceilings, ModelCost, model_cost
+from finback.shared.bench.load import Job, Pace, Sampling
+from finback.shared.bench.meter import Meter
+from finback.shared.bench.options import BenchOptions
+from finback.shared.bench.record import Line, Recorder, summary_line
+from finback.shared.bench.workloads import FIRST_ID, LAST_ID, NUM_MARKED, Request
+from finback.shared.kv.layout import ITEM_BYTES
+from finback.shared.models.config import ModelConfig, RopeScaling
+
+PROBE_REQUESTS: Final = 8
+PROBE_TOKENS: Final = 32
+CEILINGS_TIMEOUT_S: Final = 120.0
+# What must be known of a vocabulary that nobody described: it holds all ids that are drawn.
+UNKNOWN_VOCAB_SIZE: Final = LAST_ID + 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is benched and how it is reached. `opening`: the workers' first line. `pids`: processes
+    of the service (None: not on this machine; empty: the worker itself). `facts`: for the record,
+    `model_config`, `weights_bytes` and `kv_dtype` for the limit, as far as known.
+    """
+
+    opening: Line
+    device: str
+    pids: tuple[int, ...] | None
+    facts: Line = field(default_factory=dict)
+
+
+class Observer(Protocol):
+    """Whoever shows how the bench goes on."""
+
+    def says(self, text: str) -> None: ...
+
+    def warns(self, text: str) -> None: ...
+
+    def begins(self, title: str, num_requests: int, num_tokens: int) -> None: ...
+
+    def goes_on(self, num_done: int, num_tokens: int) -> None: ...
+
+    def repetition(self, line: Line) -> None: ...
+
+    def ends(self) -> None: ...
+
+
+class Session:
+    """Runs a bench; what it measured is in the recorder, whatever way it ends."""
+
+    def __init__(
+        self, options: BenchOptions, target: Target, recorder: Recorder, observer: Observer
+    ) -> None:
+        self.is_interrupted = False
+        self._options = options
+        self._target = target
+        self._recorder = recorder
+        self._observer = observer
+        self._crew: Crew | None = None
+        self._head: Line = {}
+        self._cost: ModelCost | None = None
+        self._ceilings: Ceilings | None = None
+        self._probe: Line | None = None
+
+    def interrupt(self) -> None:
+        """End as soon as what was measured is kept."""
+        self.is_interrupted = True
+        if self._crew is not None:
+            self._crew.stop()
+
+    @property
+    def is_measuring(self) -> bool:
+        """Is there something that an interruption should keep?"""
+        return self._crew is not None
+
+    async def run(self) -> None:
+        """Everything. Raises `BenchFailed` when a request failed or came back short."""
+        self._observer.says("measuring what this machine reaches at most")
+        ceilings = await measure_ceilings(self._target.device) if self._is_local else None
+        if ceilings is None and self._is_local:
+            self._observer.warns("the machine's ceilings cannot be measured: no share of the limit")
+        about = environment.environment()
+        is_offline = self._options.mode == "offline"
+        self._observer.says("loading the model" if is_offline else "starting the clients")
+        async with Crew(self._target.opening, self._options.clients) as crew:
+            self._crew = crew
+            facts = {**self._target.facts, **crew.about}
+            self._note(facts, ceilings, about)
+            vocab_size = facts.get("model_config", {}).get("vocab_size", UNKNOWN_VOCAB_SIZE)
+            for rate in self._options.rates_per_s or (None,):
+                if not self.is_interrupted:
+                    await self._run_rate(crew, vocab_size, rate)
+
+    @property
+    def _is_local(self) -> bool:
+        return self._target.pids is not None
+
+    def _note(self, facts: Line, ceilings: Line | None, about: Line) -> None:
+        """What all lines and the limit need."""
+        about["versions"] |= facts.pop("versions", {})
+        self._head = {"environment": about, "target": facts, "ceilings": ceilings}
+        if ceilings is not None:
+            bandwidth = max(ceilings["copy_bytes_per_s"], ceilings["read_bytes_per_s"])
+            self._ceilings = Ceilings(bytes_per_s=bandwidth, flops_per_s=ceilings["flops_per_s"])
+        if {"model_config", "weights_bytes", "kv_dtype"} <= facts.keys():
+            self._cost = model_cost(
+                config_from(facts["model_config"]),
+                held_bytes=facts["weights_bytes"],
+                kv_item_bytes=ITEM_BYTES[facts["kv_dtype"]],
+            )
+
+    async def _run_rate(self, crew: Crew, vocab_size: int, rate: float | None) -> None:
+        """All repetitions of one workload at one rate, and their summary."""
+        options = self._options
+        requests = options.requests(vocab_size, rate)
+        if not requests:
+            raise BenchFailed("duration is too short: no request arrives within it")
+        head = {
+            "run_id": secrets.token_hex(6),
+            "workload": _described(options, requests, rate),
+            **self._head,
+        }
+        if self._probe is None:
+            self._probe = await self._look_at_sampling(crew, requests)
+        kept: list[Line] = []
+        try:
+            for number in range(1 - options.warm_up, options.num_repetitions + 1):
+                if self.is_interrupted:
+                    break
+                line = await self._repetition(crew, requests, number, head["run_id"], rate)
+                if number > 0:
+                    kept.append(line)
+                self._check(line)
+        finally:
+            self._observer.ends()
+            if kept:
+                self._summarise(head, kept)
+
+    def _summarise(self, head: Line, kept: list[Line]) -> None:
+        whole = [line for line in kept if line["is_complete"]]
+        used = whole or kept
+        spreads = figures.medians([line["figures"] for line in used])
+        self._recorder.add(
+            summary_line(
+                head,
+                spreads,
+                repetitions=len(used),
+                is_complete=len(whole) == self._options.num_repetitions,
+                probe=self._probe,
+            )
+        )
+
+    async def _repetition(
+        self, crew: Crew, requests: Sequence[Request], number: int, run_id: str, rate: float | None
+    ) -> Line:
+        """Reset, send, measure; the line is recorded."""
+        options = self._options
+        await crew.reset()
+        mark: tuple[int, ...] = ()
+        if options.mode != "offline":
+            drawn = random.SystemRandom()
+            mark = tuple(drawn.randint(FIRST_ID, LAST_ID - 1) for _ in range(NUM_MARKED))
+        sent = workloads.marked(requests, mark) if mark else requests
+        self._observer.begins(
+            _title(options, number, rate), len(sent), sum(item.num_tokens for item in sent)
+        )
+        pids = self._target.pids
+        async with Meter(crew.pids if pids == () else pids or ()) as meter:
+            run = await crew.run(
+                _jobs(sent, options.seed * 10_000 + number + 100),
+                Sampling(temperature=options.temperature),
+                self._pace(),
+                self._observer.goes_on,
+            )
+        if options.mode == "offline":
+            _complete_offline(run, requests)
+        found = self._figures(run, requests, meter)
+        line: Line = {
+            "kind": "repetition",
+            "run_id": run_id,
+            "repetition": number,
+            "is_warm_up": number < 1,
+            "is_complete": not run.is_cut,
+            "mark": mark,
+            "first_error": next((o.error for o in run.outcomes if o.error), ""),
+            "first_short": _first_short(run),
+            "figures": found,
+        }
+        self._recorder.add(line)
+        self._observer.repetition(line)
+        return line
+
+    def _figures(self, run: Run, requests: Sequence[Request], meter: Meter) -> Line:
+        context = figures.Context(
+            requests=requests,
+            targets=self._options.targets,
+            cost=self._cost,
+            ceilings=self._ceilings,
+            has_times=not self._options.is_whole,
+        )
+        found = figures.figures_of(run, context)
+        if self._options.mode != "offline":
+            found["client_cpu_s"] = run.client_cpu_s
+        if self._is_local:
+            found["cpu_s"] = meter.cpu_s
+            found["peak_rss_bytes"] = meter.peak_rss_bytes
+            found["pss_bytes"] = meter.pss_bytes
+            found["device_used_bytes"] = environment.device_used_bytes()
+            if found["output_tokens"]:
+                found["cpu_ms_per_token"] = 1e3 * meter.cpu_s / found["output_tokens"]
+        return found
+
+    def _pace(self) -> Pace:
+        options = self._options
+        return Pace(
+            concurrency=options.concurrency, is_open=options.is_open, timeout_s=options.timeout_s
+        )
+
+    async def _look_at_sampling(self, crew: Crew, requests: Sequence[Request]) -> Line | None:
+        """An untimed run of a few requests with logprobs: it warms up, and shows how random it is."""
+        some = [
+            replace(item, num_tokens=min(item.num_tokens, PROBE_TOKENS), due_s=0.0)
+            for item in requests[:PROBE_REQUESTS]
+        ]
+        self._observer.says("a few untimed requests first")
+        sampling = Sampling(temperature=self._options.temperature, num_logprobs=0)
+        pace = replace(self._pace(), concurrency=0, is_open=False)
+        run = await crew.run(_jobs(some, 0), sampling, pace, lambda done, tokens: None)
+        error = next((o.error for o in run.outcomes if o.error), "")
+        if error:
+            raise BenchFailed(f"the first requests failed: {error}")
+        return figures.entropy(run) if run.token_counts else None
+
+    def _check(self, line: Line) -> None:
+        """Fail loudly: a figure over answers that are not whole is no figure."""
+        found = line["figures"]
+        if not line["is_complete"]:
+            return
+        if found["num_failed"]:
+            raise BenchFailed(
+                f"{found['num_failed']} of {found['num_requests']} requests failed: "
+                f"{line['first_error']}"
+            )
+        if line["first_short"]:
+            raise BenchFailed(f"an answer came back short: {line['first_short']}")
+        if found["cached_tokens"] and self._options.workload != "agent":
+            self._observer.warns(
+                f"{found['cached_tokens']} prompt tokens came from the prefix cache"
+            )
+
+
+async def measure_ceilings(device: str) -> Line | None:
+    """In a process of its own: it needs torch, and memory that must be free again afterwards."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "finback.shared.engine.ceilings",
+        device,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        async with asyncio.timeout(CEILINGS_TIMEOUT_S):
+            told, _ = await process.communicate()
+        found: Line | None = json.loads(told) if process.returncode == 0 else None
+    except TimeoutError:
+        found = None
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    return found
+
+
+def config_from(raw: dict[str, Any]) -> ModelConfig:
+    """A `ModelConfig` that came as JSON."""
+    scaling = raw.get("rope_scaling")
+    return ModelConfig(**{**raw, "rope_scaling": RopeScaling(**scaling) if scaling else None})
+
+
+def _jobs(requests: Sequence[Request], salt: int) -> list[Job]:
+    """Seeds differ by request and repetition, and are the same in every bench."""
+    return [
+        Job(
+            index=at,
+            prompt=item.prompt,
+            num_tokens=item.num_tokens,
+            seed=salt * 1_000_003 + at,
+            due_s=item.due_s,
+        )
+        for at, item in enumerate(requests)
+    ]
+
+
+def _complete_offline(run: Run, requests: Sequence[Request]) -> None:
+    """Prompt tokens are known, cached ones in sum; a stream's chunks say neither."""
+    key = "num_cached_tokens"
+    total = run.stats["after"][key] - run.stats["before"][key]
+    cached = figures.share_out_cached(run.outcomes, requests, total)
+    run.outcomes = [
+        replace(
+            outcome,
+            num_prompt_tokens=len(requests[outcome.index].prompt) if outcome.num_tokens else 0,
+            num_cached_tokens=count,
+        )
+        for outcome, count in zip(run.outcomes, cached, strict=True)
+    ]
+
+
+def _first_short(run: Run) -> str:
+    for o in run.outcomes:
+        if not (o.error or o.is_cut or o.is_whole):
+            return f"request {o.index} has {o.num_tokens} tokens of {o.num_wanted}"
+    return ""
+
+
+def _described(options: BenchOptions, requests: Sequence[Request], rate: float | None) -> Line:
+    return {
+        "name": options.workload,
+        "digest": workloads.digest(requests),
+        "num_requests": len(requests),
+        "prompt_tokens": sum(len(item.prompt) for item in requests),
+        "output_tokens": sum(item.num_tokens for item in requests),
+        "rate_per_s": rate,
+        "scale": options.scale,
+        "concurrency": options.concurrency,
+        "clients": options.clients,
+        "seed": options.seed,
+        "temperature": options.temperature,
+        "is_whole": options.is_whole,
+        "targets": asdict(options.targets) if options.targets else None,
+    }
+
+
+def _title(options: BenchOptions, number: int, rate: float | None) -> str:
+    at = f" at {rate:g}/s" if rate is not None else ""
+    which = f"{number} of {options.num_repetitions}" if number > 0 else "warm-up"
+    return f"{options.workload}{at}, {which}"
