@@ -6,6 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
+from finback.services.supervisor.cli_bench_app import bench
 from finback.shared.errors import ConfigError, ServingError
 
 app = typer.Typer(
@@ -17,6 +18,7 @@ app = typer.Typer(
 )
 keys = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
+app.add_typer(bench, name="bench")
 
 # The base of all usage errors; typer does not name it, and may or may not bring its own click.
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
