@@ -6,16 +6,20 @@ the parameters of a path and of its query are fields of that object (the path's 
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.caller import Caller
+from finback.services.gateway.chat_work import answer_chat
+from finback.services.gateway.completion_work import answer_completion
 from finback.services.gateway.error_envelope import Dialect
 from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.models_list import ModelsList
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.text_tools import TextTools
+from finback.services.gateway.usage_api import UsageApi
 
 Handler = Callable[[bytes, Caller, Sink], Awaitable[None]]
 
@@ -47,13 +51,13 @@ def core_endpoints(exchange: Exchange, text_tools: TextTools) -> Iterable[Endpoi
     yield Endpoint(
         name="chat.completions",
         path="/v1/chat/completions",
-        handler=exchange.chat_completions,
+        handler=partial(answer_chat, exchange),
         operation="chat",
     )
     yield Endpoint(
         name="completions",
         path="/v1/completions",
-        handler=exchange.completions,
+        handler=partial(answer_completion, exchange),
         operation="text_completion",
     )
     yield Endpoint(name="models", path="/v1/models", handler=models.all, method="GET")
@@ -62,6 +66,11 @@ def core_endpoints(exchange: Exchange, text_tools: TextTools) -> Iterable[Endpoi
     )
     yield Endpoint(name="tokenize", path="/tokenize", handler=text_tools.tokenize)
     yield Endpoint(name="detokenize", path="/detokenize", handler=text_tools.detokenize)
+
+
+def usage_endpoints(api: UsageApi) -> Iterable[Endpoint]:
+    """What tenants have used."""
+    yield Endpoint(name="usage", path="/v1/usage", handler=api.usage, method="GET")
 
 
 def endpoint_table(*parts: Iterable[Endpoint]) -> EndpointTable:

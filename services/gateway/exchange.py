@@ -4,24 +4,20 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 
 from opentelemetry import trace
 
 from finback.services.gateway.accounts import Accounts, Bill
 from finback.services.gateway.answer import Answer, Usage
-from finback.services.gateway.body import parse_object
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation
 from finback.services.gateway.lifecycle import Lifecycle
 from finback.services.gateway.openai_format import to_json
-from finback.services.gateway.schema import ChatRequest, CompletionRequest
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.sink import Sink
-from finback.services.gateway.validation import check
-from finback.services.gateway.work import Work, chat_work, completion_work
+from finback.services.gateway.work import Work
 from finback.shared.actor.deadline import Deadline
 from finback.shared.config import StackConfig
 from finback.shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
@@ -37,10 +33,6 @@ CREDIT_TOKENS: Final = 1024
 PACE_PER_STREAM_S: Final = 0.0005
 MAX_PACE_S: Final = 0.02
 MakeWork = Callable[[], Awaitable[Work]]
-
-
-def _who(caller: Caller) -> dict[str, str]:
-    return {"request_id": caller.request_id, "tenant": caller.tenant}
 
 
 class Exchange:
@@ -67,18 +59,6 @@ class Exchange:
         self.keep_alive_s = config.keep_alive_s
         self._config = config
         self._max_open = max_open
-
-    async def chat_completions(self, body: bytes, caller: Caller, sink: Sink) -> None:
-        """`POST /v1/chat/completions`."""
-        request = check(parse_object(body), ChatRequest)
-        make_work = partial(chat_work, request, self.model, **_who(caller))
-        await self.serve("chat.completions", make_work, caller, sink, asked_model=request.model)
-
-    async def completions(self, body: bytes, caller: Caller, sink: Sink) -> None:
-        """`POST /v1/completions`."""
-        request = check(parse_object(body), CompletionRequest)
-        make_work = partial(completion_work, request, self.model, **_who(caller))
-        await self.serve("completions", make_work, caller, sink, asked_model=request.model)
 
     async def serve(
         self, endpoint: str, make_work: MakeWork, caller: Caller, sink: Sink, *, asked_model: str

@@ -1,7 +1,7 @@
 """What the answers of both OpenAI completion APIs share: the head, kept events, the usage chunk."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from finback.services.gateway.answer import ChoiceEvent, Usage
@@ -25,8 +25,9 @@ class OpenAIAnswer:
         spelling: Spelling,
         stream_options: StreamOptions | None,
         num_choices: int,
+        echo: Mapping[str, Any] | None = None,
     ) -> None:
-        """`kind` is the `object` of a chunk."""
+        """`kind` is the `object` of a chunk. `echo`: fields of the request to say back."""
         self._spelling = spelling
         self._wants_usage = bool(stream_options is not None and stream_options.include_usage)
         self._head: dict[str, Any] = {
@@ -35,6 +36,7 @@ class OpenAIAnswer:
             "created": int(time.time()),
             "model": model,
             "system_fingerprint": fingerprint,
+            **(echo or {}),
         }
         self._format = ChunkFormat(self._head, with_usage=self._wants_usage)
         self._begun: set[int] = set()

@@ -3,10 +3,9 @@
 import json
 import math
 from collections.abc import Sequence
-from json.encoder import encode_basestring
 from typing import Any, Final
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer import Usage
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.wire.messages.generate import TokenLogprob
 
@@ -28,7 +27,7 @@ def usage_json(usage: Usage) -> dict[str, Any]:
         "completion_tokens": usage.num_completion_tokens,
         "total_tokens": usage.num_prompt_tokens + usage.num_completion_tokens,
         "prompt_tokens_details": {"cached_tokens": usage.num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": usage.num_reasoning_tokens},
     }
 
 
@@ -119,15 +118,11 @@ class ChunkFormat:
         return self._last + to_json(usage_json(usage)) + b"}"
 
 
-def chat_delta(event: ChoiceEvent, spelling: Spelling, *, with_logprobs: bool) -> str:
-    """A content delta."""
-    logprobs = "null"
-    if with_logprobs:
-        entries = {"content": spelling.chat(event.logprobs), "refusal": None}
-        logprobs = json.dumps(entries, ensure_ascii=False)
+def chat_delta(index: int, delta_json: str, logprobs_json: str = "null") -> str:
+    """A chunk's choice with a delta, given as JSON text."""
     return (
-        f'{{"index":{event.index},"delta":{{"content":{encode_basestring(event.text)}}},'
-        f'"logprobs":{logprobs},"finish_reason":null}}'
+        f'{{"index":{index},"delta":{{{delta_json}}},"logprobs":{logprobs_json},'
+        '"finish_reason":null}'
     )
 
 
@@ -139,10 +134,10 @@ def chat_role(index: int) -> str:
     )
 
 
-def chat_finish(event: ChoiceEvent) -> str:
+def chat_finish(index: int, finish_reason: str, stop_reason: str | int | None) -> str:
     """The last chunk of a choice: an empty delta and the reason."""
     return (
-        f'{{"index":{event.index},"delta":{{}},"logprobs":null,'
-        f'"finish_reason":{json.dumps(event.finish_reason)},'
-        f'"stop_reason":{json.dumps(event.stop_reason, ensure_ascii=False)}}}'
+        f'{{"index":{index},"delta":{{}},"logprobs":null,'
+        f'"finish_reason":{json.dumps(finish_reason)},'
+        f'"stop_reason":{json.dumps(stop_reason, ensure_ascii=False)}}}'
     )

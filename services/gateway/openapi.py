@@ -4,13 +4,9 @@ from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
-from finback.services.gateway.schema import (
-    ChatRequest,
-    CompletionRequest,
-    DetokenizeRequest,
-    Model,
-    TokenizeRequest,
-)
+from finback.services.gateway.chat_schema import ChatRequest
+from finback.services.gateway.schema import CompletionRequest, Model
+from finback.services.gateway.text_schema import DetokenizeRequest, TokenizeRequest
 
 VERSION: Final = "0.1.0"
 _POSTS: Final[tuple[tuple[str, type[Model], str, bool], ...]] = (
@@ -22,6 +18,7 @@ _POSTS: Final[tuple[tuple[str, type[Model], str, bool], ...]] = (
 _GETS: Final = (
     ("/v1/models", "The served model and its aliases"),
     ("/v1/models/{name}", "One model"),
+    ("/v1/usage", "What the key's tenant has used, by the hour"),
     ("/healthz", "The process lives"),
     ("/readyz", "Requests can be answered"),
     ("/metrics", "Prometheus metrics"),

@@ -3,7 +3,7 @@
 A field is either honoured, or listed in `NO_EFFECT` (it cannot change the answer), or refused.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,21 +26,21 @@ NO_EFFECT: Final = frozenset(
         "moderation",
     }
 )
-# Refused unless they say what happens anyway. An absent feature is not pretended.
-NEUTRAL_ONLY: Final[dict[str, tuple[Any, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "reasoning_effort": ("none",),
-    "verbosity": ("medium",),
-    "suffix": ("",),
-    "best_of": (1,),
+# Refused unless they say what happens anyway, and why. An absent feature is not pretended.
+NEUTRAL_ONLY: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
+    "functions": (([],), "functions were replaced by tools: use 'tools'"),
+    "function_call": (("none", "auto"), "functions were replaced by tools: use 'tool_choice'"),
+    "modalities": ((["text"],), "this service answers in text only"),
+    "audio": ((), "this service answers in text only"),
+    "prediction": ((), "predicted outputs are not supported"),
+    "web_search_options": ((), "this service does not search the web"),
+    "verbosity": (("medium",), "no model served here knows verbosity"),
+    "tools": (([],), "tools are for conversations"),
+    "tool_choice": (("none", "auto"), "tools are for conversations"),
+    "parallel_tool_calls": ((True, False), "tools are for conversations"),
+    "reasoning_effort": (("none",), "reasoning is for conversations"),
+    "suffix": (("",), "no model served here fills gaps"),
+    "best_of": ((1,), "ask for n choices instead"),
 }
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -94,39 +94,6 @@ class GenerationRequest(Model):
     structured_outputs: dict[str, Any] | None = None
 
 
-class ContentPart(Model):
-    """One piece of a message; the codec refuses types that the model cannot read."""
-
-    model_config = ConfigDict(extra="allow", strict=True, frozen=True)
-
-    type: Literal["text"]
-    text: str
-
-
-class ChatMessage(Model):
-    """One turn. Fields that a client echoes back from an answer are accepted empty."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    refusal: None = None
-    audio: None = None
-    function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
-    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
-
-
-class ChatRequest(GenerationRequest):
-    """`POST /v1/chat/completions`."""
-
-    messages: Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
-    max_completion_tokens: NumTokens | None = None
-    logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: dict[str, Any] | None = None
-
-
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`. `prompt`: text, a list of texts, ids, or a list of lists of ids."""
 
@@ -138,18 +105,3 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-
-
-class TokenizeRequest(Model):
-    """`POST /tokenize`: `prompt` as plain text, or `messages` through the chat template."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Annotated[list[ChatMessage], Field(min_length=1)] | None = None
-
-
-class DetokenizeRequest(Model):
-    """`POST /detokenize`."""
-
-    model: str | None = None
-    tokens: Annotated[list[TokenId], Field(max_length=2**20)]

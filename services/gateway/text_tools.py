@@ -2,10 +2,12 @@
 
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.caller import Caller
+from finback.services.gateway.chat_schema import ChatRequest
+from finback.services.gateway.chat_work import conversation_of
 from finback.services.gateway.openai_format import to_json
-from finback.services.gateway.schema import DetokenizeRequest, TokenizeRequest
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.sink import Sink
+from finback.services.gateway.text_schema import DetokenizeRequest, TokenizeRequest
 from finback.services.gateway.validation import check
 from finback.shared.errors import InvalidRequest
 
@@ -24,8 +26,13 @@ class TextTools:
         if (request.prompt is None) == (request.messages is None):
             raise InvalidRequest("give prompt or messages, one of them", param="prompt")
         if request.messages is not None:
-            messages = [message.model_dump(exclude_none=True) for message in request.messages]
-            prompt = await self._model.encode_chat(messages, None, "")
+            chat = ChatRequest(
+                model=self._model.name,
+                messages=request.messages,
+                tools=request.tools,
+                chat_template_kwargs=request.chat_template_kwargs,
+            )
+            prompt = await self._model.encode_conversation(conversation_of(chat), "")
         else:
             prompt = await self._model.encode_text(request.prompt or "", "", "prompt")
         tokens = memoryview(prompt.token_ids).cast("i").tolist()

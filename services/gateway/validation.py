@@ -32,10 +32,11 @@ def _is_dropped(name: str, value: Any, request_type: type[Model]) -> bool:
         return True
     if name not in NEUTRAL_ONLY:
         return value is None
-    if value is None or value in NEUTRAL_ONLY[name]:
+    neutral, why = NEUTRAL_ONLY[name]
+    if value is None or value in neutral:
         return True
     raise InvalidRequest(
-        f"Unsupported parameter: '{name}' is not supported here with this value.",
+        f"Unsupported parameter: '{name}' is not supported here with this value; {why}.",
         param=name,
         reason="unsupported_parameter",
     )

@@ -34,7 +34,7 @@ def post(stack: GatewayStack, body: Any, path: str = CHAT, **headers: str) -> ht
         ({"model": MODEL}, 400, "messages", "missing_required_parameter"),
         ({**BODY, "temperature": -1}, 400, "temperature", "invalid_value"),
         ({**BODY, "max_tokens": 10**30}, 400, "max_tokens", "invalid_value"),
-        ({**BODY, "tools": [{}]}, 400, "tools", "unsupported_parameter"),
+        ({**BODY, "tools": [{}]}, 400, "tools.0.type", "missing_required_parameter"),
         ({**BODY, "max_tokens": 9000}, 400, "max_tokens", "context_length_exceeded"),
         ({**BODY, "messages": [{"role": "user", "content": "word " * 9000}]}, 400, "messages",
          "context_length_exceeded"),

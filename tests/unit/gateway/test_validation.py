@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 
+from finback.services.gateway.chat_schema import ChatRequest
 from finback.services.gateway.grammar import grammar_of
-from finback.services.gateway.schema import ChatRequest, CompletionRequest
+from finback.services.gateway.sampling import choice_seed
+from finback.services.gateway.schema import CompletionRequest
 from finback.services.gateway.validation import check
-from finback.services.gateway.work import choice_seed
 from finback.shared.errors import InvalidRequest
 
 USER = [{"role": "user", "content": "hi"}]
@@ -25,13 +26,11 @@ def chat(**fields: Any) -> ChatRequest:
         ({"messages": "x"}, "messages"),
         ({"messages": [5]}, "messages.0"),
         ({"messages": [{"content": "x"}]}, "messages.0.role"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages.0.role"),
+        ({"messages": [{"role": "nobody", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages.0.content"),
-        ({"messages": [*USER, {"role": "user", "content": [{"type": "image_url"}]}]},
-         "messages.1.content.0.type"),
-        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]},
-         "messages.0.content.0.text"),
-        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"text": "x"}]}]},
+         "messages.0.content.0.type"),
+        ({"messages": [{"role": "assistant", "tool_calls": [{}]}]}, "messages.0.tool_calls.0.id"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**40}, "max_tokens"),
@@ -56,10 +55,15 @@ def chat(**fields: Any) -> ChatRequest:
         ({"stream_options": {"x": 1}}, "stream_options.x"),
         ({"stream": "yes"}, "stream"),
         ({"stop_token_ids": [-1]}, "stop_token_ids.0"),
-        ({"tools": [{"type": "function"}]}, "tools"),
-        ({"tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{}]}, "tools.0.type"),
+        ({"tools": [{"type": "function", "function": {"name": "n"}}] * 129}, "tools"),
+        ({"tools": {}}, "tools"),
+        ({"tool_choice": 5}, "tool_choice"),
         ({"functions": [{}]}, "functions"),
-        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort"),
+        ({"service_tier": "gold"}, "service_tier"),
+        ({"metadata": "x"}, "metadata"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"no_such_field": 1}, "no_such_field"),
     ],
@@ -82,6 +86,7 @@ def test_faults_are_named(fields: dict[str, Any], param: str) -> None:
         {"top_k": -1, "min_p": 0.5, "repetition_penalty": 1.1, "ignore_eos": True},
         {"messages": [{"role": "assistant", "content": None, "refusal": None, "audio": None,
                        "annotations": [], "tool_calls": None, "function_call": None}]},
+        {"reasoning_effort": "minimal", "thinking": {"type": "adaptive"}},
     ],
 )  # fmt: skip
 def test_accepted(fields: dict[str, Any]) -> None:
