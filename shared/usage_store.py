@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from finback.shared.config import StackConfig
+
 HOUR_S: Final = 3600
 # How long a writer waits for another one.
 BUSY_TIMEOUT_S: Final = 5.0
@@ -38,6 +40,11 @@ SELECT hour, tenant, model, outcome,
 FROM usage WHERE hour >= ? AND (? IS NULL OR tenant = ?)
 ORDER BY hour, tenant, model, outcome LIMIT ?
 """
+
+
+def usage_path(config: StackConfig) -> Path:
+    """Where a stack's usage is counted: as set, else in its run directory."""
+    return Path(config.usage_file or Path(config.run_dir) / "usage.sqlite")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from finback.services.supervisor.cli_bench_app import bench
+from finback.services.supervisor.cli_keys_app import keys
 from finback.shared.errors import ConfigError, ServingError
 
 app = typer.Typer(
@@ -16,7 +17,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-keys = typer.Typer(help="API keys of the gateway.", no_args_is_help=True)
 app.add_typer(keys, name="keys")
 app.add_typer(bench, name="bench")
 
@@ -192,35 +192,20 @@ def logs(
     raise typer.Exit(cli_logs.logs(run_dir, service, follow=follow, lines=lines))
 
 
-@keys.command("create")
-def keys_create(
-    name: Annotated[str, typer.Argument(help="Whom it is for; shown by list.")] = "default",
+@app.command()
+def usage(
     run_dir: RunDirOption = None,
+    tenant: Annotated[str | None, typer.Option(help="Of this one only.")] = None,
+    since: Annotated[str, typer.Option(metavar="24h", help="How far back.")] = "24h",
+    as_csv: Annotated[bool, typer.Option("--csv", help="By the hour, for sheets.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Make a key and show it, this once."""
-    from finback.services.supervisor import cli_keys
+    """What each tenant has used: requests and tokens, by model and outcome."""
+    from finback.services.supervisor import cli_usage
 
-    raise typer.Exit(cli_keys.create(run_dir, name, as_json=as_json))
-
-
-@keys.command("list")
-def keys_list(run_dir: RunDirOption = None, as_json: JsonOption = False) -> None:
-    """Names and ids; keys themselves are kept as hashes only."""
-    from finback.services.supervisor import cli_keys
-
-    raise typer.Exit(cli_keys.list_(run_dir, as_json=as_json))
-
-
-@keys.command("revoke")
-def keys_revoke(
-    key_id: Annotated[str, typer.Argument(help="An id as shown by list.")],
-    run_dir: RunDirOption = None,
-) -> None:
-    """End a key; effective without a restart."""
-    from finback.services.supervisor import cli_keys
-
-    raise typer.Exit(cli_keys.revoke(run_dir, key_id))
+    raise typer.Exit(
+        cli_usage.usage(run_dir, tenant=tenant, since=since, as_json=as_json, as_csv=as_csv)
+    )
 
 
 def run() -> int:
