@@ -83,6 +83,7 @@ async def chat_work(
         grammar=grammar,
         grammar_param=_blame(conversation, request),
         output=model.output(conversation),
+        is_open_ended=asked is None,
     )
 
 
