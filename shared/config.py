@@ -51,6 +51,11 @@ class StackConfig:
     weights_dtype: str = setting(
         "auto", "how weights are held", choices=("auto", "f32", "f16", "bf16")
     )
+    output_format: str = setting(
+        "auto",
+        "how the model writes reasoning and tool calls; auto: from its template",
+        choices=("auto", "hermes", "plain"),
+    )
 
     # Where things lie
     run_dir: str = setting(".finback", "folder of this stack: sockets, logs, traces, state")

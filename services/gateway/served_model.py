@@ -1,7 +1,6 @@
 """The model as the gateway knows it: names, limits, tokenizer, template. No weights."""
 
 import hashlib
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,8 +12,9 @@ import numpy as np
 from finback.services.gateway.answer import Output
 from finback.shared.clock import unix_s
 from finback.shared.codec.conversation import ConversationRenderer
-from finback.shared.codec.dialogue import Conversation, Tool, Turn
+from finback.shared.codec.dialogue import Conversation
 from finback.shared.codec.output import OutputFormat, PlainFormat
+from finback.shared.codec.prompts.prompt_format import PromptFormat
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import InvalidRequest, NotFound
 from finback.shared.kv import block_hash
@@ -62,6 +62,7 @@ class ServedModel:
         numerics: str,
         cluster_key: bytes = b"",
         output_format: OutputFormat | None = None,
+        prompt_format: PromptFormat | None = None,
     ) -> None:
         self.name = name
         self.aliases = tuple(aliases)
@@ -76,6 +77,7 @@ class ServedModel:
         self._block_size = block_size
         self._renderer = renderer
         self.format: OutputFormat = output_format or PlainFormat()
+        self._prompt = prompt_format
 
     def note_engine_limit(self, max_model_len: int) -> None:
         """What the largest engine can hold; 0: not known."""
@@ -102,19 +104,24 @@ class ServedModel:
             "root": self.name,
             "parent": None if name in (None, self.name) else self.name,
             "max_model_len": self.max_model_len,
+            "output_format": self.format.name,
         }
 
     # -- conversations
 
     async def encode_conversation(self, conversation: Conversation, tenant: str) -> Prompt:
         """The prompt that asks for the next turn of a conversation."""
-        variables = dict(conversation.variables or {})
-        if conversation.tools and conversation.tool_choice.mode != "none":
-            variables["tools"] = [tool_json(tool) for tool in conversation.tools]
-        if conversation.documents:
-            variables["documents"] = list(conversation.documents)
-        messages = [turn_json(turn) for turn in conversation.turns]
-        return await self.encode_chat(messages, variables, tenant)
+        prompt = self._prompt
+        if prompt is None:
+            raise self._no_template()
+        self._check_num_messages(len(conversation.turns))
+        size = _size(conversation)
+        self._refuse_hopeless(size, "messages")
+
+        def encode() -> Prompt:
+            return self._hashed(self.tokenizer.encode_pieces(prompt.render(conversation)), tenant)
+
+        return await _off_loop(encode, size + len(conversation.turns) * MESSAGE_CHARS)
 
     def output(self, conversation: Conversation) -> Output:
         """How the answer to a conversation is parsed."""
@@ -130,16 +137,8 @@ class ServedModel:
         """Render a conversation with the model's template and encode it."""
         renderer = self._renderer
         if renderer is None:
-            raise InvalidRequest(
-                f"The model '{self.name}' has no chat template; use /v1/completions.",
-                param="messages",
-            )
-        if len(messages) > self.max_model_len:
-            raise _too_long(
-                f"This model's maximum context length is {self.max_model_len} tokens. However, "
-                f"your conversation has {len(messages)} messages, more than can fit.",
-                "messages",
-            )
+            raise self._no_template()
+        self._check_num_messages(len(messages))
         num_chars = sum(_num_chars(message.get("content")) for message in messages)
         self._refuse_hopeless(num_chars, "messages")
         # A template is rendered message by message, be they empty.
@@ -199,6 +198,20 @@ class ServedModel:
             )
         return room
 
+    def _no_template(self) -> InvalidRequest:
+        return InvalidRequest(
+            f"The model '{self.name}' has no chat template; use /v1/completions.",
+            param="messages",
+        )
+
+    def _check_num_messages(self, num_messages: int) -> None:
+        if num_messages > self.max_model_len:
+            raise _too_long(
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your conversation has {num_messages} messages, more than can fit.",
+                "messages",
+            )
+
     def _refuse_hopeless(self, num_chars: int, param: str) -> None:
         """No need to encode what cannot fit even if every token were the longest there is."""
         limit = self.max_model_len * self.tokenizer.longest_token_bytes
@@ -234,33 +247,10 @@ async def _off_loop(encode: Any, num_chars: int) -> Prompt:
     return found
 
 
-def tool_json(tool: Tool) -> dict[str, Any]:
-    """A tool as chat templates expect it."""
-    function = {"name": tool.name, "description": tool.description}
-    return {"type": "function", "function": {**function, "parameters": tool.parameters or {}}}
-
-
-def turn_json(turn: Turn) -> dict[str, Any]:
-    """A turn as chat templates expect it: arguments of calls are objects where they are JSON."""
-    message: dict[str, Any] = {"role": turn.role, "content": turn.content}
-    if turn.reasoning:
-        message["reasoning_content"] = turn.reasoning
-    if turn.tool_calls:
-        message["tool_calls"] = [
-            {
-                "id": call.call_id,
-                "type": "function",
-                "function": {"name": call.name, "arguments": _object_of(call.arguments)},
-            }
-            for call in turn.tool_calls
-        ]
-    if turn.role == "tool":
-        message |= {"tool_call_id": turn.call_id, "name": turn.name}
-    return message
-
-
-def _object_of(arguments: str) -> Any:
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
+def _size(conversation: Conversation) -> int:
+    """A lower bound of a prompt's characters, cheap to have."""
+    turns = sum(
+        len(turn.content) + sum(len(call.arguments) for call in turn.tool_calls)
+        for turn in conversation.turns
+    )
+    return turns + sum(len(tool.description) for tool in conversation.tools)

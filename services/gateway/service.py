@@ -23,7 +23,7 @@ from finback.services.gateway.text_tools import TextTools
 from finback.services.gateway.usage_meter import UsageMeter, usage_path
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
-from finback.shared.codec.load import load_renderer, load_tokenizer
+from finback.shared.codec.load import load_codec
 from finback.shared.config import StackConfig
 from finback.shared.kv.cluster_key import cluster_key
 from finback.shared.models.source import open_source
@@ -190,7 +190,11 @@ class GatewayService(Service):
 def load_model(config: StackConfig) -> ServedModel:
     """The text side of the model; its metadata is read, its weights are not."""
     source = open_source(config.model)
-    tokenizer = load_tokenizer(source.text)
+    codec = load_codec(
+        source.text,
+        architecture=source.config.architecture,
+        output_format=config.output_format,
+    )
     limit = source.config.max_model_len
     return ServedModel(
         name=config.model_name,
@@ -199,8 +203,10 @@ def load_model(config: StackConfig) -> ServedModel:
         vocab_size=source.config.vocab_size,
         digest=source.digest,
         block_size=config.block_size,
-        tokenizer=tokenizer,
-        renderer=load_renderer(source.text, tokenizer),
+        tokenizer=codec.tokenizer,
+        renderer=codec.renderer,
         numerics="deterministic" if config.deterministic else "fast",
         cluster_key=cluster_key(config),
+        output_format=codec.output,
+        prompt_format=codec.prompt,
     )

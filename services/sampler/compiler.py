@@ -18,7 +18,7 @@ import numpy as np
 from anyio import to_thread
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from finback.services.sampler.grammar_source import engine_text, grammar_id, param_of
+from finback.services.sampler.grammar_source import engine_text, grammar_id, is_exact, param_of
 from finback.shared.clock import monotonic_s
 from finback.shared.errors import InvalidRequest, Overloaded
 from finback.shared.wire.messages.generate import GrammarSpec
@@ -172,7 +172,7 @@ class GrammarCompiler:
 def _check(spec: GrammarSpec, matcher: LLMatcher) -> None:
     """Raise `InvalidRequest` for a grammar that the engine refuses, or serves only nearly."""
     problem = matcher.get_error()
-    if not problem and spec.kind == "json_schema":
+    if not problem and is_exact(spec):
         problem = "; ".join(matcher.get_grammar_warnings())
     if problem:
         raise InvalidRequest(

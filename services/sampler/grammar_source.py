@@ -25,6 +25,7 @@ _PARAMS: Final = {
     "regex": "structured_outputs.regex",
     "choice": "structured_outputs.choice",
     "lark": "structured_outputs.grammar",
+    "structural": "tools",
 }
 # Between two JSON tokens: up to two blanks, or one line break and an indent. Bounded, because a
 # model may otherwise write blanks for ever.
@@ -67,6 +68,8 @@ def engine_text(spec: GrammarSpec) -> str:
         return _from_schema(_schema(spec.text, refuse))
     if spec.kind == "choice":
         return _from_choices(spec.text, refuse)
+    if spec.kind == "structural":
+        return _from_structure(spec.text, refuse)
     if not spec.text:
         raise refuse(f"an empty {spec.kind}", "empty")
     if spec.kind == "regex":
@@ -74,6 +77,42 @@ def engine_text(spec: GrammarSpec) -> str:
     if spec.kind == "lark":
         return str(LLMatcher.grammar_from_lark(spec.text))
     raise refuse(f"unknown kind of grammar: {spec.kind[:40]!r}", "kind")
+
+
+def is_exact(spec: GrammarSpec) -> bool:
+    """Must the engine enforce the whole grammar, so that its warnings count as errors."""
+    if spec.kind == "structural":
+        return not any(part.get("is_lenient") for part in json.loads(spec.text)["parts"].values())
+    return spec.kind == "json_schema"
+
+
+def _from_structure(text: str, refuse: "_Refusal") -> str:
+    """A Lark grammar and the parts that it refers to, as one list of grammars."""
+    try:
+        structure = json.loads(text)
+        lark, parts = structure["lark"], structure["parts"]
+        grammars = [{"name": "structure", "lark_grammar": lark}]
+        grammars += [_part(name, part, refuse) for name, part in parts.items()]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise refuse("a structural grammar is {lark, parts}", "json") from None
+    return json.dumps({"grammars": grammars})
+
+
+def _part(name: str, part: dict[str, Any], refuse: "_Refusal") -> dict[str, Any]:
+    kind, text = part["kind"], part["text"]
+    if kind in ("json_schema", "json_object"):
+        schema = _schema(text, refuse) if kind == "json_schema" else {"type": "object"}
+        options = {**_JSON_OPTIONS, "lenient": bool(part.get("is_lenient"))}
+        return {"name": name, "json_schema": {**schema, "x-guidance": options}}
+    if kind == "choice":
+        engine = json.loads(_from_choices(text, refuse))
+    elif kind == "regex" and text:
+        engine = json.loads(LLMatcher.grammar_from_regex(text))
+    elif kind == "lark" and text:
+        return {"name": name, "lark_grammar": text}
+    else:
+        raise refuse(f"no part of a grammar: {str(kind)[:40]!r}", "kind")
+    return {"name": name, "lark_grammar": engine["grammars"][0]["lark_grammar"]}
 
 
 class _Refusal:

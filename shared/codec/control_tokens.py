@@ -10,8 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from finback.shared.errors import InvalidRequest
+
 # Private-use characters: one that occurs nowhere else in the prompt is the mark.
 _MARKS: Final = range(0xF700, 0xF800)
+_PRIVATE: Final = re.compile("[\uf700-\uf7ff]")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,13 +79,17 @@ def _trim(text: str, at_start: bool, at_end: bool) -> str:
     return text.rstrip() if at_end else text
 
 
-def unused_mark(texts: Iterable[str]) -> str:
-    """A private-use character that none of the texts holds."""
-    used = set().union(*(set(text) for text in texts))
-    for value in _MARKS:
-        if chr(value) not in used:
-            return chr(value)
-    raise ValueError("the prompt uses every private-use character that could mark user text")
+def unused_marks(texts: Iterable[str]) -> tuple[str, str]:
+    """Two private-use characters that none of the texts holds."""
+    # The usual text has none at all, which a pattern finds out faster than a set of characters.
+    used = set().union(*(_PRIVATE.findall(text) for text in texts))
+    free = [chr(value) for value in _MARKS if chr(value) not in used][:2]
+    if len(free) < 2:
+        raise InvalidRequest(
+            "the messages use every private-use character that could mark their text",
+            param="messages",
+        )
+    return free[0], free[1]
 
 
 def map_strings(value: Any, change: Callable[[str], str]) -> Any:

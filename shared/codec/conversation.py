@@ -1,9 +1,10 @@
 """A conversation to the pieces of a prompt: plain text stretches and control tokens.
 
-Before the template sees them, `developer` becomes `system`, text parts become one string, and a
-final assistant message is left open, so that the model continues it.
+Before the template sees them, `developer` becomes `system`, text parts become one string. A final
+assistant message can be left open, so that the model continues it.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,7 @@ from finback.shared.codec.control_tokens import (
     ControlTokens,
     map_strings,
     strings_in,
-    unused_mark,
+    unused_marks,
 )
 from finback.shared.errors import InvalidRequest
 
@@ -28,22 +29,36 @@ class ConversationRenderer:
         self._control = control
 
     def pieces(
-        self, messages: Sequence[Message], variables: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Message],
+        variables: Mapping[str, Any] | None = None,
+        *,
+        continues: bool | None = None,
     ) -> list[str | ControlToken]:
-        """The prompt of a conversation; control spellings in its strings stay text."""
+        """The prompt of a conversation; control spellings in its strings stay text.
+
+        `continues`: the last message is continued, not answered; None: if it is the assistant's.
+        """
         plain = plain_messages(messages)
+        if continues is None:
+            continues = len(plain) > 1 and plain[-1]["role"] == "assistant"
         supplied = strings_in([plain, variables or {}])
+        mark, end = unused_marks([*supplied, self._template.source])
+        open_end = end if continues else None
         if not any(self._control.may_occur(text) for text in supplied):
-            return list(self._control.split(self._render(plain, variables)))
-        mark = unused_mark([*supplied, self._template.source])
-        text = self._render_marked(plain, variables, mark)
+            return list(self._control.split(self._render(plain, variables, open_end)))
+        text = self._render_marked(plain, variables, mark, open_end)
         return [
-            piece if isinstance(piece, ControlToken) else piece.replace(mark, "")
+            piece if isinstance(piece, ControlToken) else _unmarked(piece, mark)
             for piece in self._control.split(text)
         ]
 
     def _render_marked(
-        self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None, mark: str
+        self,
+        messages: list[dict[str, Any]],
+        variables: Mapping[str, Any] | None,
+        mark: str,
+        end: str | None,
     ) -> str:
         """The rendering with marks, if it says the same as the one without.
 
@@ -51,19 +66,19 @@ class ConversationRenderer:
         answer at `</think>`), it gets to see those of assistant messages, if none of them comes
         through as a control token. Failing that, the marked rendering holds: always safe.
         """
-        wanted = self._render(messages, variables)
+        wanted = self._render(messages, variables, end)
         marked_variables = self._marked(variables or {}, mark)
         marked = [self._marked(message, mark) for message in messages]
-        safe = self._render(marked, marked_variables)
-        if safe.replace(mark, "") == wanted:
+        safe = self._render(marked, marked_variables, end)
+        if _unmarked(safe, mark) == wanted:
             return safe
         seen = [
             message if message["role"] == "assistant" else hidden
             for message, hidden in zip(messages, marked, strict=True)
         ]
-        open_text = self._render(seen, marked_variables)
+        open_text = self._render(seen, marked_variables, end)
         spellings = self._control.spellings_in
-        if open_text.replace(mark, "") == wanted and spellings(open_text) == spellings(safe):
+        if _unmarked(open_text, mark) == wanted and spellings(open_text) == spellings(safe):
             return open_text
         return safe
 
@@ -73,11 +88,29 @@ class ConversationRenderer:
 
         return map_strings(value, change)
 
-    def _render(self, messages: Sequence[Message], variables: Mapping[str, Any] | None) -> str:
-        if messages[-1]["role"] != "assistant" or len(messages) == 1:
+    def _render(
+        self, messages: Sequence[Message], variables: Mapping[str, Any] | None, end: str | None
+    ) -> str:
+        """`end` set: a character that marks where the last message, left open, ends."""
+        if end is None:
             return self._template.render(messages, variables=variables)
-        rendered = self._template.render(messages[:-1], variables=variables)
-        return rendered + str(messages[-1]["content"])
+        *earlier, last = messages
+        text = str(last["content"])
+        # The blank behind the mark shows whether the template trims what it is given.
+        open_last = {**last, "content": f"{text}{end} "}
+        rendered = self._template.render(
+            [*earlier, open_last], add_generation_prompt=False, variables=variables
+        )
+        at = rendered.rfind(end)
+        if at >= 0:
+            is_trimmed = not rendered.startswith(f"{end} ", at)
+            return rendered[:at].rstrip() if is_trimmed else rendered[:at]
+        return self._template.render(earlier, variables=variables) + text
+
+
+def _unmarked(text: str, mark: str) -> str:
+    """Without marks, also where a template wrote them as JSON escapes."""
+    return text.replace(mark, "").replace(json.dumps(mark)[1:-1], "")
 
 
 def plain_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:

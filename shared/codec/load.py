@@ -1,8 +1,17 @@
-"""The codec of a model source: its tokenizer, and its chat template if it has one."""
+"""The codec of a model source: its tokenizer, how it is prompted, and how its answers are read."""
+
+from dataclasses import dataclass
 
 from finback.shared.codec import gguf_tokenizer, hf_tokenizer
 from finback.shared.codec.chat_template import ChatTemplate
 from finback.shared.codec.conversation import ConversationRenderer
+from finback.shared.codec.formats.base import Starts
+from finback.shared.codec.formats.select import THINK_CLOSE, THINK_OPEN, Clues, select_format
+from finback.shared.codec.output import OutputFormat
+from finback.shared.codec.prompts.jinja_prompt import DEFAULT, JinjaPrompt
+from finback.shared.codec.prompts.probe import probe_starts
+from finback.shared.codec.prompts.prompt_format import PromptFormat
+from finback.shared.codec.prompts.system_tools import SystemToolsPrompt
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import ConfigError
 from finback.shared.models.text_files import TextFiles
@@ -31,17 +40,68 @@ def load_tokenizer(text: TextFiles) -> Tokenizer:
     )
 
 
-def load_renderer(text: TextFiles, tokenizer: Tokenizer) -> ConversationRenderer | None:
-    """What renders conversations; None for a model without a chat template."""
-    if text.chat_template is None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Codec:
+    """Everything of a model that knows text. `prompt` None: it cannot be talked to, only completed.
+
+    `renderer`: of its default template.
+    """
+
+    tokenizer: Tokenizer
+    prompt: PromptFormat | None
+    output: OutputFormat
+    renderer: ConversationRenderer | None
+
+
+def load_codec(text: TextFiles, *, architecture: str = "", output_format: str = "auto") -> Codec:
+    """The codec of an opened model. Raises `ConfigError`."""
+    tokenizer = load_tokenizer(text)
+    renderers = load_renderers(text, tokenizer)
+    control = tokenizer.control.by_spelling
+    clues = Clues(
+        templates=dict(text.chat_templates) if renderers else {},
+        spellings=frozenset(control),
+        special=frozenset(spelling for spelling, token in control.items() if token.is_special),
+        architecture=architecture,
+    )
+    prompt = _prompt(clues, renderers)
+    starts = Starts()
+    if prompt is not None and clues.can_think:
+        starts = probe_starts(prompt, THINK_OPEN, THINK_CLOSE)
+    return Codec(
+        tokenizer=tokenizer,
+        prompt=prompt,
+        output=select_format(clues, starts, output_format),
+        renderer=renderers.get(DEFAULT),
+    )
+
+
+def _prompt(clues: Clues, renderers: dict[str, ConversationRenderer]) -> PromptFormat | None:
+    if not renderers:
         return None
+    made = JinjaPrompt(renderers=renderers)
+    return made if clues.knows_tools else SystemToolsPrompt(made)
+
+
+def load_renderer(text: TextFiles, tokenizer: Tokenizer) -> ConversationRenderer | None:
+    """What renders conversations by the default template; None for a model without one."""
+    return load_renderers(text, tokenizer).get(DEFAULT)
+
+
+def load_renderers(text: TextFiles, tokenizer: Tokenizer) -> dict[str, ConversationRenderer]:
+    """The model's templates by name; empty for a model without a default one."""
 
     def spelling(token_id: int | None) -> str:
         return "" if token_id is None else tokenizer.spelling(token_id)
 
-    template = ChatTemplate(
-        text.chat_template,
-        bos_token=spelling(text.bos_id),
-        eos_token=spelling(text.eos_ids[0] if text.eos_ids else None),
-    )
-    return ConversationRenderer(template, tokenizer.control)
+    def renderer(source: str) -> ConversationRenderer:
+        template = ChatTemplate(
+            source,
+            bos_token=spelling(text.bos_id),
+            eos_token=spelling(text.eos_ids[0] if text.eos_ids else None),
+        )
+        return ConversationRenderer(template, tokenizer.control)
+
+    if text.chat_template is None:
+        return {}
+    return {name: renderer(source) for name, source in text.chat_templates.items()}

@@ -1,0 +1,1 @@
+"""How model families write reasoning and calls: parsers and grammars, one file a family."""

@@ -1,0 +1,87 @@
+"""Which format a model writes in, from what its files say. A table, first match wins."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from finback.shared.codec.formats.base import FamilyFormat, Starts
+from finback.shared.codec.formats.hermes import OPEN as HERMES_OPEN
+from finback.shared.codec.formats.hermes import HermesParser, HermesSurface
+from finback.shared.codec.formats.span_parser import Spans
+from finback.shared.codec.output import OutputFormat, PlainFormat
+from finback.shared.errors import ConfigError
+
+THINK_OPEN: Final = "<think>"
+THINK_CLOSE: Final = "</think>"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clues:
+    """What is known of a model: its templates by name, control spellings, architecture.
+
+    `special`: those control spellings that ordinary text can never be.
+    """
+
+    templates: Mapping[str, str]
+    spellings: frozenset[str] = frozenset()
+    special: frozenset[str] = frozenset()
+    architecture: str = ""
+
+    def mentions(self, text: str) -> bool:
+        """Does a template speak of `text`."""
+        return any(text in source for source in self.templates.values())
+
+    @property
+    def knows_tools(self) -> bool:
+        """Does a template know tools."""
+        return self.mentions("tools")
+
+    @property
+    def can_think(self) -> bool:
+        """Does the model write reasoning spans."""
+        return THINK_OPEN in self.spellings or self.mentions(THINK_OPEN)
+
+
+def _hermes(clues: Clues, starts: Starts) -> OutputFormat:
+    return FamilyFormat(
+        name="hermes",
+        new_parser=HermesParser,
+        family=HermesSurface(),
+        spans=_spans(clues, HERMES_OPEN),
+        starts=starts,
+        is_special=clues.special.__contains__,
+    )
+
+
+def _spans(clues: Clues, *calls: str) -> Spans:
+    return Spans(calls=calls) if clues.can_think else Spans(think_open="", calls=calls)
+
+
+# Name, what speaks for it, how it is made.
+_TABLE: Final[
+    tuple[tuple[str, Callable[[Clues], bool], Callable[[Clues, Starts], OutputFormat]], ...]
+] = (
+    ("hermes", lambda clues: clues.mentions(HERMES_OPEN), _hermes),
+    ("hermes", lambda clues: not clues.knows_tools, _hermes),
+)
+NAMES: Final = tuple(dict.fromkeys((*(name for name, _, _ in _TABLE), "plain")))
+
+
+def format_name(clues: Clues, wanted: str = "auto") -> str:
+    """The name of the format: the `wanted` one, or what the clues speak for."""
+    if wanted != "auto":
+        if wanted not in NAMES:
+            raise ConfigError(
+                f"output_format {wanted!r} is not known; use auto, {', '.join(NAMES)}"
+            )
+        return wanted
+    if not clues.templates:
+        return "plain"
+    return next((name for name, speaks, _ in _TABLE if speaks(clues)), "plain")
+
+
+def select_format(clues: Clues, starts: Starts, wanted: str = "auto") -> OutputFormat:
+    """The format itself. Raises `ConfigError` for a name that is not known."""
+    found = format_name(clues, wanted)
+    make = next((make for name, _, make in _TABLE if name == found), None)
+    return PlainFormat() if make is None else make(clues, starts)

@@ -1,0 +1,1 @@
+"""How a conversation becomes a prompt: Jinja templates, our own tool block, DeepSeek's recipe."""
