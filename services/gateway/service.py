@@ -9,7 +9,11 @@ from finback.services.gateway.accounts import Accounts
 from finback.services.gateway.admissions import Admissions
 from finback.services.gateway.auth import KeyRing, check_bind
 from finback.services.gateway.desk import Desk
-from finback.services.gateway.endpoints import core_endpoints, endpoint_table
+from finback.services.gateway.endpoints import (
+    core_endpoints,
+    endpoint_table,
+    usage_endpoints,
+)
 from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.front import Front
 from finback.services.gateway.http_app import make_app
@@ -20,14 +24,15 @@ from finback.services.gateway.nats_api import NatsApi
 from finback.services.gateway.request_ids import RequestIds
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.text_tools import TextTools
-from finback.services.gateway.usage_meter import UsageMeter, usage_path
+from finback.services.gateway.usage_api import UsageApi
+from finback.services.gateway.usage_meter import UsageMeter
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.codec.load import load_codec
 from finback.shared.config import StackConfig
 from finback.shared.kv.cluster_key import cluster_key
 from finback.shared.models.source import open_source
-from finback.shared.usage_store import UsageStore
+from finback.shared.usage_store import UsageStore, usage_path
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.prefill import Ack, PrefillFailed
 
@@ -77,6 +82,7 @@ class GatewayService(Service):
             request_ids=RequestIds(),
             endpoints=endpoint_table(
                 core_endpoints(self.exchange, TextTools(model)),
+                usage_endpoints(UsageApi(self.accounts.meter)),
             ),
         )
         await self._subscribe()

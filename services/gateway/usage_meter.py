@@ -6,11 +6,9 @@ that cannot be written (a full disk) costs a metric and is tried again; meanwhil
 
 import asyncio
 import sqlite3
-from pathlib import Path
 from typing import Any, Final
 
 from finback.shared.clock import monotonic_s, unix_s
-from finback.shared.config import StackConfig
 from finback.shared.errors import Unavailable
 from finback.shared.telemetry.metrics import Metrics
 from finback.shared.usage_store import HOUR_S, UsageCounts, UsageKey, UsageStore
@@ -19,11 +17,6 @@ FLUSH_S: Final = 1.0
 # Sums that wait while the store cannot be written: beyond that many kinds the rest is not counted.
 MAX_KINDS: Final = 65_536
 _DAY_S: Final = 86_400
-
-
-def usage_path(config: StackConfig) -> Path:
-    """Where a stack's usage is counted: as set, else in its run directory."""
-    return Path(config.usage_file or Path(config.run_dir) / "usage.sqlite")
 
 
 class UsageMeter:
