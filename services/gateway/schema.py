@@ -1,8 +1,10 @@
 """The public request bodies, as OpenAI's clients send them, with our extensions.
 
-A field is either honoured, or listed in `NO_EFFECT` (it cannot change the answer), or refused.
+A field is either honoured, or without effect (it cannot change the answer), or refused.
 """
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -12,36 +14,52 @@ MAX_TOKENS: Final = 2**31 - 1
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
 
-# Accepted: they name, file or hint, and change nothing about the answer.
-NO_EFFECT: Final = frozenset(
-    {
-        "user",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "metadata",
-        "store",
-        "service_tier",
-        "moderation",
-    }
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldRules:
+    """What becomes of fields that a request model does not have, and how an API says so.
+
+    `no_effect`: accepted, they name, file or hint, and change nothing about the answer.
+    `neutral_only`: refused unless they say what happens anyway, and why: an absent feature is not
+    pretended.
+    """
+
+    no_effect: frozenset[str]
+    neutral_only: Mapping[str, tuple[tuple[Any, ...], str]]
+    unknown: str = "Unrecognized request argument supplied: {param}"
+    missing: str = "Missing required parameter: '{param}'."
+
+
+OPENAI_RULES: Final = FieldRules(
+    no_effect=frozenset(
+        {
+            "user",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_options",
+            "prompt_cache_retention",
+            "metadata",
+            "store",
+            "service_tier",
+            "moderation",
+        }
+    ),
+    neutral_only={
+        "functions": (([],), "functions were replaced by tools: use 'tools'"),
+        "function_call": (("none", "auto"), "functions were replaced by tools: use 'tool_choice'"),
+        "modalities": ((["text"],), "this service answers in text only"),
+        "audio": ((), "this service answers in text only"),
+        "prediction": ((), "predicted outputs are not supported"),
+        "web_search_options": ((), "this service does not search the web"),
+        "verbosity": (("medium",), "no model served here knows verbosity"),
+        "tools": (([],), "tools are for conversations"),
+        "tool_choice": (("none", "auto"), "tools are for conversations"),
+        "parallel_tool_calls": ((True, False), "tools are for conversations"),
+        "reasoning_effort": (("none",), "reasoning is for conversations"),
+        "suffix": (("",), "no model served here fills gaps"),
+        "best_of": ((1,), "ask for n choices instead"),
+    },
 )
-# Refused unless they say what happens anyway, and why. An absent feature is not pretended.
-NEUTRAL_ONLY: Final[dict[str, tuple[tuple[Any, ...], str]]] = {
-    "functions": (([],), "functions were replaced by tools: use 'tools'"),
-    "function_call": (("none", "auto"), "functions were replaced by tools: use 'tool_choice'"),
-    "modalities": ((["text"],), "this service answers in text only"),
-    "audio": ((), "this service answers in text only"),
-    "prediction": ((), "predicted outputs are not supported"),
-    "web_search_options": ((), "this service does not search the web"),
-    "verbosity": (("medium",), "no model served here knows verbosity"),
-    "tools": (([],), "tools are for conversations"),
-    "tool_choice": (("none", "auto"), "tools are for conversations"),
-    "parallel_tool_calls": ((True, False), "tools are for conversations"),
-    "reasoning_effort": (("none",), "reasoning is for conversations"),
-    "suffix": (("",), "no model served here fills gaps"),
-    "best_of": ((1,), "ask for n choices instead"),
-}
 
 Stop = Annotated[str, Field(min_length=1, max_length=MAX_STOP_CHARS)]
 TokenId = Annotated[int, Field(ge=0, le=MAX_TOKENS)]

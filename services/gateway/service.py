@@ -20,8 +20,10 @@ from finback.services.gateway.http_app import make_app
 from finback.services.gateway.http_server import HttpServer, listen
 from finback.services.gateway.idempotency import Recordings
 from finback.services.gateway.lifecycle import Lifecycle
+from finback.services.gateway.messages_work import messages_endpoints
 from finback.services.gateway.nats_api import NatsApi
 from finback.services.gateway.request_ids import RequestIds
+from finback.services.gateway.responses_room import ResponsesRoom, open_responses
 from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.text_tools import TextTools
 from finback.services.gateway.usage_api import UsageApi
@@ -45,6 +47,7 @@ class GatewayService(Service):
     name: ClassVar[str] = "gateway"
     desk: Desk
     exchange: Exchange
+    responses: ResponsesRoom
 
     async def start(self) -> None:
         """Load, subscribe, listen; ready for requests when this returns."""
@@ -75,6 +78,14 @@ class GatewayService(Service):
             config=config,
             max_open=config.max_open_requests,
         )
+        self.responses = await open_responses(
+            config,
+            exchange=self.exchange,
+            directory=context.directory,
+            instance=self.instance,
+            metrics=self.metrics,
+            log=self.log,
+        )
         front = Front(
             exchange=self.exchange,
             keys=keys,
@@ -82,7 +93,9 @@ class GatewayService(Service):
             request_ids=RequestIds(),
             endpoints=endpoint_table(
                 core_endpoints(self.exchange, TextTools(model)),
+                messages_endpoints(self.exchange),
                 usage_endpoints(UsageApi(self.accounts.meter)),
+                self.responses.endpoints,
             ),
         )
         await self._subscribe()
@@ -103,6 +116,7 @@ class GatewayService(Service):
         self._note_limits()
         self.spawn(self._serve_http)
         self.spawn(self.desk.watch)
+        self.responses.run(self.spawn, self.log)
         # What was made at the start stays: the collector need not walk it while requests wait.
         gc.collect()
         gc.freeze()
@@ -191,6 +205,7 @@ class GatewayService(Service):
             with anyio.move_on_after(1):
                 await self._is_server_done.wait()
         await self._close_accounts()
+        await self.responses.close()
 
 
 def load_model(config: StackConfig) -> ServedModel:

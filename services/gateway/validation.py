@@ -5,7 +5,7 @@ from typing import Any, Final, TypeVar
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from finback.services.gateway.schema import NEUTRAL_ONLY, NO_EFFECT, Model
+from finback.services.gateway.schema import OPENAI_RULES, FieldRules, Model
 from finback.shared.errors import InvalidRequest
 
 R = TypeVar("R", bound=Model)
@@ -14,25 +14,26 @@ R = TypeVar("R", bound=Model)
 _BRANCHES: Final = frozenset({"str", "int", "float", "bool", "dict", "none", "constrained-str"})
 
 
-def check(body: dict[str, Any], request_type: type[R]) -> R:
+def check(body: dict[str, Any], request_type: type[R], rules: FieldRules = OPENAI_RULES) -> R:
     """Validate `body`; fields without effect are dropped, null counts as absent."""
+    known = request_type.model_fields
     fields = {
-        name: value for name, value in body.items() if not _is_dropped(name, value, request_type)
+        name: value
+        for name, value in body.items()
+        if name in known or not _is_dropped(name, value, rules)
     }
     try:
         return request_type.model_validate(fields)
     except ValidationError as error:
-        raise _to_invalid(error) from None
+        raise _to_invalid(error, rules) from None
 
 
-def _is_dropped(name: str, value: Any, request_type: type[Model]) -> bool:
-    if name in request_type.model_fields:
-        return False
-    if name in NO_EFFECT:
+def _is_dropped(name: str, value: Any, rules: FieldRules) -> bool:
+    if name in rules.no_effect:
         return True
-    if name not in NEUTRAL_ONLY:
+    if name not in rules.neutral_only:
         return value is None
-    neutral, why = NEUTRAL_ONLY[name]
+    neutral, why = rules.neutral_only[name]
     if value is None or value in neutral:
         return True
     raise InvalidRequest(
@@ -42,7 +43,7 @@ def _is_dropped(name: str, value: Any, request_type: type[Model]) -> bool:
     )
 
 
-def _to_invalid(error: ValidationError) -> InvalidRequest:
+def _to_invalid(error: ValidationError, rules: FieldRules) -> InvalidRequest:
     details = error.errors(include_url=False, include_context=False, include_input=False)
     # Of the branches of a union, the one that went deepest is the one that was meant; one that
     # only found too many items fits best of all.
@@ -50,10 +51,10 @@ def _to_invalid(error: ValidationError) -> InvalidRequest:
     path = _path(found)
     param = ".".join(map(str, path))
     if found["type"] == "extra_forbidden":
-        message = f"Unrecognized request argument supplied: {param}"
+        message = rules.unknown.format(param=param)
         return InvalidRequest(message, param=param, reason="unknown_parameter")
     if found["type"] == "missing":
-        message = f"Missing required parameter: '{param}'."
+        message = rules.missing.format(param=param)
         return InvalidRequest(message, param=param, reason="missing_required_parameter")
     same = [_sentence(detail) for detail in details if _path(detail) == path]
     message = f"Invalid value for '{param}': {', or '.join(dict.fromkeys(same))}."
