@@ -151,6 +151,23 @@ class StackConfig:
         400, "for which usage is kept", unit="days", low=1, high=36500
     )
 
+    # Stored responses and conversations
+    store_path: str = setting(
+        "", "file of stored responses; empty: <run_dir>/responses.sqlite; gateways may share it"
+    )
+    store_retention_days: int = setting(
+        30, "for which responses and conversations are kept", unit="days", low=1, high=36500
+    )
+    store_tenant_values: int = setting(
+        10_000, "responses and conversations kept of one tenant", low=1, high=2**31
+    )
+    store_tenant_bytes: int = setting(
+        2**30, "size of what is kept of one tenant", unit="bytes", low=2**20, high=2**48
+    )
+    store_max_bytes: int = setting(
+        8 * 2**30, "size of the file of stored responses", unit="bytes", low=2**22, high=2**48
+    )
+
     # Telemetry
     log_level: str = setting(
         "info", "least level logged", choices=("debug", "info", "warning", "error")

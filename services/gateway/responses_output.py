@@ -1,0 +1,299 @@
+"""What the parser finds, as output items and the events that build them up.
+
+One item is open at a time: added, filled by deltas, done. `output_index` counts items; the texts of
+`done` events are the joined deltas. The documents begin with their type, as named events must.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from json.encoder import encode_basestring
+from typing import Any
+
+from finback.services.gateway.answer import ChoiceEvent
+from finback.services.gateway.openai_format import to_json
+from finback.services.gateway.responses_items import new_id
+from finback.services.gateway.store_limits import Item
+from finback.shared.codec.dialogue import ToolKind
+from finback.shared.codec.output import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    OutputEvent,
+    ReasoningPart,
+    TextPart,
+)
+
+Logprob = dict[str, Any]
+
+
+class Numbering:
+    """Makes documents with rising sequence numbers; `begin` is the first one's."""
+
+    def __init__(self, begin: int = 0) -> None:
+        self.next = begin
+
+    def document(self, kind: str, **fields: Any) -> bytes:
+        """One event."""
+        return to_json({"type": kind, "sequence_number": self.take(), **fields})
+
+    def take(self) -> int:
+        """The next number, for a document that is made elsewhere."""
+        number, self.next = self.next, self.next + 1
+        return number
+
+
+@dataclass(slots=True)
+class _Message:
+    item_id: str = field(default_factory=lambda: new_id("msg"))
+    texts: list[str] = field(default_factory=list)
+    logprobs: list[Logprob] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        text = "".join(self.texts)
+        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
+
+    def item(self, status: str) -> Item:
+        return {
+            "id": self.item_id,
+            "type": "message",
+            "role": "assistant",
+            "status": status,
+            "content": [] if status == "in_progress" else [self.part()],
+        }
+
+
+@dataclass(slots=True)
+class _Reasoning:
+    seal: Callable[[str], str] | None
+    item_id: str = field(default_factory=lambda: new_id("rs"))
+    texts: list[str] = field(default_factory=list)
+
+    def part(self) -> dict[str, Any]:
+        return {"type": "reasoning_text", "text": "".join(self.texts)}
+
+    def item(self, status: str) -> Item:
+        is_new = status == "in_progress"
+        item: Item = {
+            "id": self.item_id,
+            "type": "reasoning",
+            "status": status,
+            "summary": [],
+            "content": [] if is_new else [self.part()],
+        }
+        if self.seal is not None and not is_new:
+            item["encrypted_content"] = self.seal("".join(self.texts))
+        return item
+
+
+@dataclass(slots=True)
+class _Call:
+    index: int
+    call_id: str
+    name: str
+    kind: ToolKind
+    item_id: str
+    texts: list[str] = field(default_factory=list)
+
+    @property
+    def event(self) -> str:
+        is_custom = self.kind == "custom"
+        return "custom_tool_call_input" if is_custom else "function_call_arguments"
+
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    def item(self, status: str) -> Item:
+        is_custom = self.kind == "custom"
+        return {
+            "id": self.item_id,
+            "type": "custom_tool_call" if is_custom else "function_call",
+            "status": status,
+            "call_id": self.call_id,
+            "name": self.name,
+            "input" if is_custom else "arguments": self.text(),
+        }
+
+
+class OutputBuilder:
+    """One answer's items. `seal`: makes `encrypted_content` of a thought, None: not asked for.
+
+    `logprobs`: how an event's logprobs are written, None: not asked for.
+    """
+
+    def __init__(
+        self,
+        numbering: Numbering,
+        *,
+        seal: Callable[[str], str] | None,
+        logprobs: Callable[[ChoiceEvent], list[Logprob]] | None,
+    ) -> None:
+        self.items: list[Item] = []
+        self._numbering = numbering
+        self._seal = seal
+        self._logprobs = logprobs
+        self._open: _Message | _Reasoning | _Call | None = None
+        self._untold: list[Logprob] = []
+        self._num_calls = 0
+        self._num_ended = 0
+
+    def push(self, event: ChoiceEvent) -> list[bytes]:
+        """The documents of what is new."""
+        if self._logprobs is not None and event.logprobs:
+            self._untold.extend(self._logprobs(event))
+        documents: list[bytes] = []
+        for part in event.parts:
+            documents.extend(self._part(part))
+        return documents
+
+    def finish(self, *, is_cut: bool) -> list[bytes]:
+        """Close what is open. An answer without any item gets an empty message.
+
+        `is_cut`: the tokens ran out, so that the last item is incomplete.
+        """
+        documents = [] if self.items or self._open is not None else self._begin(_Message())
+        if self._open is not None:
+            documents.extend(self._close("incomplete" if is_cut else "completed"))
+        elif is_cut and self.items and _is_half(self.items[-1]):
+            self.items[-1]["status"] = "incomplete"
+        return documents
+
+    def _part(self, part: OutputEvent) -> list[bytes]:
+        if isinstance(part, TextPart):
+            opened = self._switch_to(_Message)
+            return [*opened, self._text_delta(part.text)]
+        if isinstance(part, ReasoningPart):
+            opened = self._switch_to(_Reasoning)
+            return [*opened, self._reasoning_delta(part.text)]
+        if isinstance(part, CallBegin):
+            return self._begin_call(part)
+        call = self._open
+        if not isinstance(call, _Call) or call.index != part.index:
+            raise ValueError(f"the parser told of call {part.index}, which is not open")
+        if isinstance(part, CallArguments):
+            call.texts.append(part.text)
+            return [self._delta(f"response.{call.event}.delta", call.item_id, part.text)]
+        assert isinstance(part, CallEnd)
+        return self._close("completed")
+
+    def _begin_call(self, part: CallBegin) -> list[bytes]:
+        documents = self._close("completed") if self._open is not None else []
+        prefix = "ctc" if part.kind == "custom" else "fc"
+        call = _Call(part.index, part.call_id, part.name, part.kind, new_id(prefix))
+        return [*documents, *self._begin(call)]
+
+    def _switch_to(self, kind: type[_Message] | type[_Reasoning]) -> list[bytes]:
+        if isinstance(self._open, kind):
+            return []
+        documents = self._close("completed") if self._open is not None else []
+        made = _Message() if kind is _Message else _Reasoning(self._seal)
+        return [*documents, *self._begin(made)]
+
+    def _begin(self, opened: _Message | _Reasoning | _Call) -> list[bytes]:
+        self._open = opened
+        document, index = self._numbering.document, len(self.items)
+        documents = [
+            document(
+                "response.output_item.added", output_index=index, item=opened.item("in_progress")
+            )
+        ]
+        if not isinstance(opened, _Call):
+            part = {**opened.part(), "text": ""}
+            documents.append(self._content_part("added", opened.item_id, part))
+        return documents
+
+    def _close(self, status: str) -> list[bytes]:
+        opened, documents = self._open, []
+        assert opened is not None
+        if isinstance(opened, _Call):
+            documents = self._close_call(opened)
+        else:
+            documents = self._close_part(opened)
+        item, index = opened.item(status), len(self.items)
+        self.items.append(item)
+        self._open = None
+        done = self._numbering.document("response.output_item.done", output_index=index, item=item)
+        return [*documents, done]
+
+    def _close_call(self, call: _Call) -> list[bytes]:
+        text_field = "input" if call.kind == "custom" else "arguments"
+        more = {} if call.kind == "custom" else {"name": call.name}
+        done = self._numbering.document(
+            f"response.{call.event}.done",
+            item_id=call.item_id,
+            output_index=len(self.items),
+            **{text_field: call.text()},
+            **more,
+        )
+        return [done]
+
+    def _close_part(self, opened: _Message | _Reasoning) -> list[bytes]:
+        if isinstance(opened, _Message) and self._untold:
+            opened.logprobs.extend(self._take_logprobs())
+        part = opened.part()
+        is_message = isinstance(opened, _Message)
+        where = {"item_id": opened.item_id, "output_index": len(self.items), "content_index": 0}
+        more = {"logprobs": part["logprobs"]} if is_message else {}
+        kind = "output_text" if is_message else "reasoning_text"
+        done = self._numbering.document(f"response.{kind}.done", **where, text=part["text"], **more)
+        return [done, self._content_part("done", opened.item_id, part)]
+
+    def _content_part(self, verb: str, item_id: str, part: dict[str, Any]) -> bytes:
+        return self._numbering.document(
+            f"response.content_part.{verb}",
+            item_id=item_id,
+            output_index=len(self.items),
+            content_index=0,
+            part=part,
+        )
+
+    def _text_delta(self, text: str) -> bytes:
+        message = self._open
+        assert isinstance(message, _Message)
+        message.texts.append(text)
+        logprobs = self._take_logprobs()
+        message.logprobs.extend(logprobs)
+        shown = json.dumps(logprobs, ensure_ascii=False) if logprobs else "[]"
+        more = f',"content_index":0,"logprobs":{shown}'
+        return self._delta("response.output_text.delta", message.item_id, text, more)
+
+    def _reasoning_delta(self, text: str) -> bytes:
+        reasoning = self._open
+        assert isinstance(reasoning, _Reasoning)
+        reasoning.texts.append(text)
+        more = ',"content_index":0'
+        return self._delta("response.reasoning_text.delta", reasoning.item_id, text, more)
+
+    def _delta(self, kind: str, item_id: str, text: str, more: str = "") -> bytes:
+        """Built by hand: there is one for nearly every token."""
+        return (
+            f'{{"type":"{kind}","sequence_number":{self._numbering.take()},"item_id":"{item_id}",'
+            f'"output_index":{len(self.items)},"delta":{encode_basestring(text)}{more}}}'
+        ).encode()
+
+    def _take_logprobs(self) -> list[Logprob]:
+        taken, self._untold = self._untold, []
+        return taken
+
+
+def _is_half(item: Item) -> bool:
+    """A call whose arguments were cut: the parser closes it all the same."""
+    if item["type"] != "function_call":
+        return False
+    try:
+        json.loads(item["arguments"])
+    except ValueError:
+        return True
+    return False
+
+
+def text_logprobs(entries: Sequence[dict[str, Any]]) -> list[Logprob]:
+    """Chat's logprob entries as `output_text` has them: there `bytes` is a list always."""
+
+    def whole(entry: dict[str, Any]) -> dict[str, Any]:
+        return {**entry, "bytes": entry["bytes"] or []}
+
+    return [
+        {**whole(entry), "top_logprobs": [whole(top) for top in entry["top_logprobs"]]}
+        for entry in entries
+    ]

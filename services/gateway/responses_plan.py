@@ -1,0 +1,218 @@
+"""A checked request with everything it refers to: what a response is made from, now or again."""
+
+import dataclasses
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from finback.services.gateway.responses_items import is_reference, items_of, new_id
+from finback.services.gateway.responses_schema import (
+    ConversationRef,
+    InputRequest,
+    ResponsesRequest,
+)
+from finback.services.gateway.responses_tools import answer_grammar, tool_choice_of, tools_of
+from finback.services.gateway.responses_turns import Unseal, turns_of
+from finback.services.gateway.store import Store
+from finback.services.gateway.store_limits import Item, check_value, metadata_of, raw_json
+from finback.services.gateway.store_responses import Stored
+from finback.shared.clock import unix_s
+from finback.shared.codec.dialogue import Conversation
+from finback.shared.errors import InvalidRequest
+
+_SEED_BITS: Final = 63
+MAX_REFERENCES: Final = 256
+# References that carry no meaning of their own: they are among the earlier items already.
+_UNUSABLE: Final = ("queued", "in_progress")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """`items`: everything the model is shown; the last of them, `own_items`, this request brought."""
+
+    items: tuple[Item, ...]
+    own_items: tuple[Item, ...]
+    conversation_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """A response that is to be made. It can be stored and read again (`to_json`, `of_json`)."""
+
+    request: ResponsesRequest
+    response_id: str
+    created_at: int
+    seed: int
+    context: Context
+    conversation: Conversation
+
+    @property
+    def is_stored(self) -> bool:
+        return self.request.store is not False
+
+    def to_json(self) -> dict[str, Any]:
+        """What `of_json` needs; the context is stored beside it."""
+        num_own = len(self.context.own_items)
+        return {
+            "request": self.request.model_dump(exclude_none=True, exclude={"input"}),
+            "created_at": self.created_at,
+            "seed": self.seed,
+            "num_own_items": num_own,
+            "conversation_id": self.context.conversation_id,
+        }
+
+
+def of_json(stored: Stored, unseal: Unseal) -> Plan:
+    """The plan of a background response that is to be made (again)."""
+    saved = stored.plan or {}
+    request = ResponsesRequest.model_validate(saved["request"])
+    items = stored.items
+    context = Context(
+        items=items,
+        own_items=items[len(items) - saved["num_own_items"] :],
+        conversation_id=saved["conversation_id"],
+    )
+    return Plan(
+        request=request,
+        response_id=stored.response_id,
+        created_at=saved["created_at"],
+        seed=saved["seed"],
+        context=context,
+        conversation=conversation_of(request, context.items, unseal),
+    )
+
+
+async def make_plan(request: ResponsesRequest, store: Store, tenant: str, unseal: Unseal) -> Plan:
+    """Check all that can be checked before anything is encoded; raises `ServingError`."""
+    if request.model is None:
+        raise InvalidRequest(
+            "Missing required parameter: 'model'.",
+            param="model",
+            reason="missing_required_parameter",
+        )
+    _check_modes(request)
+    context = await context_of(request, store, tenant)
+    return Plan(
+        request=request,
+        response_id=new_id("resp"),
+        created_at=int(unix_s()),
+        seed=secrets.randbits(_SEED_BITS) if request.seed is None else request.seed,
+        context=context,
+        conversation=conversation_of(request, context.items, unseal),
+    )
+
+
+def _check_modes(request: ResponsesRequest) -> None:
+    metadata_of(request.metadata)
+    if request.background and request.store is False:
+        raise InvalidRequest(
+            "a background response must be stored: do not send store=false with it",
+            param="background",
+            reason="invalid_value",
+        )
+    if request.stream_options is not None and not request.stream:
+        raise InvalidRequest(
+            "stream_options is only allowed when stream is true", param="stream_options"
+        )
+
+
+async def context_of(request: InputRequest, store: Store, tenant: str) -> Context:
+    """The items of the request and of what it continues: one read, however long that is."""
+    if request.previous_response_id is not None and request.conversation is not None:
+        raise InvalidRequest(
+            "previous_response_id and conversation exclude each other",
+            param="previous_response_id",
+            reason="mutually_exclusive_parameters",
+        )
+    given = items_of(request.input if request.input is not None else [])
+    earlier: list[Item] = []
+    conversation_id = _conversation_id(request)
+    if request.previous_response_id is not None:
+        earlier = await _previous(store, tenant, request.previous_response_id)
+    elif conversation_id is not None:
+        earlier = await store.conversations.items(tenant, conversation_id)
+    own = await _resolved(given, earlier, store, tenant)
+    items = (*earlier, *own)
+    check_value(len(raw_json(items)), "the response with its context", "input")
+    return Context(items=items, own_items=tuple(own), conversation_id=conversation_id)
+
+
+def _conversation_id(request: InputRequest) -> str | None:
+    given = request.conversation
+    return given.id if isinstance(given, ConversationRef) else given
+
+
+async def _previous(store: Store, tenant: str, response_id: str) -> list[Item]:
+    found = await store.responses.get(tenant, response_id, with_items=True)
+    if found is None:
+        raise InvalidRequest(
+            f"Previous response with id '{response_id}' not found.",
+            param="previous_response_id",
+            reason="previous_response_not_found",
+        )
+    if not found.is_finished:
+        raise InvalidRequest(
+            f"Previous response with id '{response_id}' is not finished yet.",
+            param="previous_response_id",
+            reason="previous_response_not_finished",
+        )
+    return [*found.items, *found.body["output"]]
+
+
+async def _resolved(
+    given: Sequence[Item], earlier: Sequence[Item], store: Store, tenant: str
+) -> list[Item]:
+    """References replaced by what they stand for; those to earlier items are there already."""
+    wanted = [item["id"] for item in given if is_reference(item)]
+    if len(wanted) > MAX_REFERENCES:
+        raise InvalidRequest(
+            f"at most {MAX_REFERENCES} item_reference items can be sent at once", param="input"
+        )
+    if not wanted:
+        return list(given)
+    known = {item["id"] for item in earlier}
+    found = await store.responses.find_items(tenant, [name for name in wanted if name not in known])
+    resolved = []
+    for index, item in enumerate(given):
+        if not is_reference(item):
+            resolved.append(item)
+        elif item["id"] in found:
+            resolved.append(found[item["id"]])
+        elif item["id"] not in known:
+            raise InvalidRequest(
+                f"Item with id '{item['id'][:80]}' not found.",
+                param=f"input.{index}.id",
+                reason="item_not_found",
+            )
+    return resolved
+
+
+def conversation_of(request: InputRequest, items: Sequence[Item], unseal: Unseal) -> Conversation:
+    """What the codec is given."""
+    tools = tools_of(request.tools)
+    is_parallel = request.parallel_tool_calls is not False
+    effort = request.reasoning.effort if request.reasoning is not None else None
+    return Conversation(
+        turns=tuple(turns_of(items, instructions=request.instructions, unseal=unseal)),
+        tools=tools,
+        tool_choice=tool_choice_of(request.tool_choice, tools, is_parallel=is_parallel),
+        is_thinking=None if effort is None else effort != "none",
+        effort=effort,
+        variables=request.chat_template_kwargs,
+        answer=answer_grammar(request.text.format if request.text is not None else None),
+    )
+
+
+def without_first_turns(conversation: Conversation, num_dropped: int) -> Conversation:
+    """What `truncation: auto` leaves: instructions stay, the oldest other turns go."""
+    first = 1 if conversation.turns and conversation.turns[0].role == "system" else 0
+    turns = (*conversation.turns[:first], *conversation.turns[first + num_dropped :])
+    return dataclasses.replace(conversation, turns=turns)
+
+
+def droppable(conversation: Conversation) -> list[int]:
+    """How many turns may be dropped: so many that what is left begins with a user's turn."""
+    first = 1 if conversation.turns and conversation.turns[0].role == "system" else 0
+    rest = conversation.turns[first:]
+    return [at for at, turn in enumerate(rest) if at > 0 and turn.role == "user"]

@@ -1,0 +1,115 @@
+"""A plan to the generation that makes it: prompt, sampling, grammar."""
+
+from typing import Final
+
+from finback.services.gateway.responses_plan import Plan, droppable, without_first_turns
+from finback.services.gateway.responses_protocol import ResponsesProtocol
+from finback.services.gateway.served_model import Params, Prompt, ServedModel
+from finback.services.gateway.work import Work
+from finback.shared.codec.dialogue import Conversation
+from finback.shared.errors import InvalidRequest
+from finback.shared.wire.messages.generate import ChoiceSpec, SamplingSpec
+
+PARAMS: Final = Params("input", "max_output_tokens")
+TOO_LONG: Final = "context_length_exceeded"
+
+
+async def responses_work(
+    plan: Plan, model: ServedModel, protocol: ResponsesProtocol, *, tenant: str, is_stream: bool
+) -> Work:
+    """Encode and check; raises `InvalidRequest` for what does not fit."""
+    request = plan.request
+    conversation, prompt = await _fitting(plan, model, tenant)
+    room = model.check_length(prompt.num_tokens, request.max_output_tokens, PARAMS)
+    grammar = model.format.grammar(conversation)
+    return Work(
+        is_stream=is_stream,
+        prompts=(prompt,),
+        samplings=(_sampling(plan, model, request.max_output_tokens or room),),
+        choices=(ChoiceSpec(index=0, seed=plan.seed),),
+        stops=(),
+        protocol=protocol,
+        grammar=grammar,
+        grammar_param="text.format.schema" if conversation.answer is not None else "tools",
+        is_open_ended=request.max_output_tokens is None,
+        output=model.output(conversation),
+    )
+
+
+async def encode(conversation: Conversation, model: ServedModel, tenant: str) -> Prompt:
+    """The prompt of a conversation; errors name this API's fields."""
+    try:
+        return await model.encode_conversation(conversation, tenant)
+    except InvalidRequest as error:
+        if error.param != "messages":
+            raise
+        raise InvalidRequest(error.public_message, param="input", reason=error.reason) from error
+
+
+async def _fitting(plan: Plan, model: ServedModel, tenant: str) -> tuple[Conversation, Prompt]:
+    """The conversation, or with `truncation: auto` as much of its end as fits."""
+    whole = plan.conversation
+    if plan.request.truncation != "auto":
+        return whole, await encode(whole, model, tenant)
+    found = await _try(whole, plan, model, tenant)
+    cuts = [0, *droppable(whole)]
+    low, high = 1, len(cuts) - 1  # the fewest turns dropped, by bisection
+    while found is None and low <= high:
+        middle = (low + high) // 2
+        shorter = without_first_turns(whole, cuts[middle])
+        tried = await _try(shorter, plan, model, tenant)
+        if tried is None:
+            low = middle + 1
+        elif middle == low:
+            found = tried
+        else:
+            high = middle
+    if found is None:
+        shortest = without_first_turns(whole, cuts[-1])
+        return shortest, await encode(shortest, model, tenant)
+    return found
+
+
+async def _try(
+    conversation: Conversation, plan: Plan, model: ServedModel, tenant: str
+) -> tuple[Conversation, Prompt] | None:
+    try:
+        prompt = await encode(conversation, model, tenant)
+        model.check_length(prompt.num_tokens, plan.request.max_output_tokens, PARAMS)
+    except InvalidRequest as error:
+        if error.reason != TOO_LONG:
+            raise
+        return None
+    return conversation, prompt
+
+
+def _sampling(plan: Plan, model: ServedModel, max_tokens: int) -> SamplingSpec:
+    request = plan.request
+    min_tokens = request.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(
+            f"min_tokens is above the {max_tokens} tokens that the answer may have",
+            param="min_tokens",
+        )
+    return SamplingSpec(
+        temperature=1.0 if request.temperature is None else request.temperature,
+        top_k=max(0, request.top_k or 0),
+        top_p=1.0 if request.top_p is None else request.top_p,
+        seed=plan.seed,
+        num_logprobs=(request.top_logprobs or 0) if wants_logprobs(plan) else None,
+        stop_token_ids=() if request.ignore_eos else tuple(model.tokenizer.eos_ids),
+        ignore_eos=bool(request.ignore_eos),
+        min_tokens=min_tokens,
+        max_tokens=max_tokens,
+    )
+
+
+def wants_logprobs(plan: Plan) -> bool:
+    """Asked for by name, or by a number of alternatives."""
+    request = plan.request
+    return "message.output_text.logprobs" in (request.include or ()) or bool(request.top_logprobs)
+
+
+def wants_sealed(plan: Plan) -> bool:
+    """Whether thoughts are to be given sealed as well."""
+    return "reasoning.encrypted_content" in (plan.request.include or ())
