@@ -19,9 +19,9 @@ from benchmarks.cuda_models import MODELS, Request, requests
 from finback.kernels import dispatch
 from finback.kernels.sample_tokens import SamplingTensors
 from finback.kernels.sample_tokens.cuda_triton import sample_tokens
+from finback.shared.engine.resident_programs import BUCKETS
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.cuda_decode_loop import DecodeLoop, DecodeState, new_state
-from finback.shared.models.cuda_graphs import BUCKETS
 from finback.shared.models.cuda_transformer import CudaTransformer
 from finback.shared.models.random_weights import RandomWeights
 
@@ -35,7 +35,7 @@ def load(name: str) -> CudaTransformer:
     """A network of uniform(-1e-3, 1e-3) weights, as the peer's."""
     config = MODELS[name]
     reader = RandomWeights(config, bound=1e-3, device=DEVICE)
-    return CudaTransformer(config, reader, dispatch.select_all(DEVICE, "fast"), use_graphs=False)
+    return CudaTransformer(config, reader, dispatch.select_all(DEVICE, "fast"))
 
 
 def on_device(values: list[int], dtype: torch.dtype = torch.int32) -> torch.Tensor:

@@ -57,7 +57,8 @@ def _tiles(
     return high, total, mixed
 
 
-@triton.jit
+# These change with every batch, and no launch may find its kernel not compiled yet.
+@triton.jit(do_not_specialize=["num_seqs", "stride_table"])
 def _attend(
     q_ptr, k_ptr, v_ptr, table_ptr, cu_ptr, context_ptr, out_ptr, num_seqs, scale, stride_table,
     stride_block, stride_token,

@@ -1,11 +1,14 @@
 """The seam to a device: the only module that may name `torch.cuda` or `torch.npu`.
 
-It holds what is used, no more: copies in and out, free memory, threads. What a step needs beyond
-that (streams, events, graphs) joins it here when a device needs it.
+It holds what is used, no more: copies in and out, free memory, threads, graphs, events, and the guard
+that lets no launch wait for the device.
 """
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
 from typing import Final, Literal, TypeVar
 
@@ -53,21 +56,46 @@ def set_num_threads(num_threads: int) -> None:
     torch.set_num_threads(num_threads)
 
 
-def record_graph(launch: Callable[[], _T]) -> tuple[Callable[[], None], _T]:
+def record_graph(
+    launch: Callable[[], _T], pool: tuple[int, int] | None = None
+) -> tuple[Callable[[], None], _T]:
     """Record what `launch` launches: (replay, the tensors that each replay writes).
 
     It is called twice, first to compile kernels and make handles; both times it must launch only,
-    over tensors that stay where they are.
+    over tensors that stay where they are. Graphs of one `pool` share the memory in between: they must
+    not run at the same time, and what is to outlast a replay must lie outside.
     """
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    stream = _recording_stream()
     stream.wait_stream(torch.cuda.current_stream())
+    graph = torch.cuda.CUDAGraph()
     with torch.cuda.stream(stream):
         launch()
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")  # type: ignore[arg-type]  # torch names no type that one may import
+        try:
+            found = launch()
+        finally:
+            graph.capture_end()
     torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        found = launch()
     return graph.replay, found
+
+
+def _drop(launch: Callable[[], object]) -> None:
+    launch()
+
+
+@cache
+def _recording_stream() -> torch.cuda.Stream:
+    """One for all graphs: what a library keeps for a stream is then kept once."""
+    return torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+@cache
+def _say_once_that_the_guard_is_a_prototype() -> None:
+    """Torch warns of its first use, once a process: here, where nobody is bothered."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.cuda.set_sync_debug_mode("warn")
+        torch.cuda.set_sync_debug_mode("default")
 
 
 class Device:
@@ -77,6 +105,7 @@ class Device:
         self.name = name
         self._num_threads = num_threads or num_cores()
         self._torch_device = torch.device(name)
+        self._pool: tuple[int, int] | None = None
 
     def prepare_thread(self) -> None:
         """Set up the calling thread to compute; call it there once."""
@@ -96,3 +125,48 @@ class Device:
         if self.name == "cuda":
             return int(torch.cuda.mem_get_info()[0])
         return free_memory_bytes()
+
+    # -- steps that nobody waits for
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros on the host that the device can copy from and to by itself."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=self.name == "cuda")
+
+    def record(self, launch: Callable[[], object]) -> Callable[[], None]:
+        """`launch` as something that can be launched again and again (a graph where there are any)."""
+        if self.name == "cpu":
+            return partial(_drop, launch)
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        return record_graph(launch, self._pool)[0]
+
+    def mark(self) -> Callable[[], None]:
+        """What was launched so far: the returned call waits until it is done."""
+        if self.name == "cpu":
+            return lambda: None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        event.record()
+        return event.synchronize
+
+    @contextmanager
+    def no_waiting(self) -> Iterator[None]:
+        """Inside, whatever makes the host wait for the device raises instead.
+
+        torch sees what goes through torch: reading a tensor's values, copies to and from memory
+        that is not pinned, results whose shape depends on values.
+        """
+        if self.name == "cpu":
+            yield
+            return
+        _say_once_that_the_guard_is_a_prototype()
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def wait(self) -> None:
+        """Wait for all that was launched."""
+        if self.name == "cuda":
+            torch.cuda.synchronize()

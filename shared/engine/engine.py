@@ -20,7 +20,7 @@ from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device, choose_device
 from finback.shared.engine.device_thread import DeviceThread
 from finback.shared.engine.output import Admission, EngineLoad, StepOutput
-from finback.shared.engine.runner import Runner
+from finback.shared.engine.resident_runner import new_runner
 from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import (
     SequenceCounts,
@@ -61,7 +61,7 @@ class Engine:
         self.config = config
         self.sizes: EngineSizes = choose_sizes(model, config, device)
         self._device = device
-        self._runner = Runner(model, self.sizes, config, device)
+        self._runner = new_runner(model, self.sizes, config, device)
         self._scheduler = Scheduler(self.sizes.scheduler_config(config))
         self._blocks = BlockPort(self._scheduler.table, self._runner, self.sizes.geometry)
         self._on_failure = on_failure
@@ -71,6 +71,7 @@ class Engine:
             self._scheduler,
             self._runner.execute,
             self._times,
+            depth=self._runner.depth,
             overlap_below_ms=config.overlap_below_ms,
             on_step=on_step,
             on_error=self._fail,
@@ -132,7 +133,10 @@ class Engine:
         loop = asyncio.get_running_loop()
         self._failure = loop.create_future()
         self._thread = DeviceThread(
-            loop, prepare=self._device.prepare_thread, on_failure=self._fail
+            loop,
+            prepare=self._device.prepare_thread,
+            on_failure=self._fail,
+            collects=self._runner.launches,
         )
         self._thread.start()
         try:
@@ -143,6 +147,7 @@ class Engine:
         self._steps.start(loop, self._thread)
 
     async def _warm_up(self) -> None:
+        await self._thread.call(self._runner.prepare)
         for num_rows in (1, min(_WARM_UP_ROWS, self.config.block_size)):
             for _ in range(2):  # the first one loads, the second one is the time
                 took_ms = await self._thread.call(partial(self._runner.warm_up, num_rows))

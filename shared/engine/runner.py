@@ -1,10 +1,11 @@
 """Executes plans on the device: rows in, tokens out. Lives on the device thread.
 
 The engine's thread calls `execute`, `pack_block` and `unpack_block`, one at a time and in order;
-only `slots.offer_draft` is called from elsewhere.
+only `slots.offer_draft` is called from elsewhere. `resident_runner` is the one for devices that compute
+by themselves.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ import torch
 from finback.shared.clock import monotonic_s
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device
+from finback.shared.engine.device_thread import Pending
 from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan, StepResult
 from finback.shared.engine.sampling_state import Sampled, SamplingState
 from finback.shared.engine.sizing import EngineSizes
@@ -26,7 +28,14 @@ _SKIPPED = ItemResult(num_computed=0)
 
 
 class Runner:
-    """The model, its KV pool and the state of every slot."""
+    """The model, its KV pool and the state of every slot.
+
+    `depth`: most plans that may wait here at once. `launches`: `execute` may return before the device
+    is done.
+    """
+
+    depth: ClassVar[int] = 2
+    launches: ClassVar[bool] = False
 
     def __init__(
         self, model: "CausalLM", sizes: EngineSizes, config: EngineConfig, device: Device
@@ -44,14 +53,20 @@ class Runner:
         """Bytes of a grammar's token bitmask."""
         return self._sampling.bitmask_bytes
 
+    def prepare(self) -> None:
+        """Get ready for steps of all sizes; on the device thread, before any other call."""
+
     @torch.inference_mode()
-    def execute(self, plan: StepPlan) -> StepResult:
+    def execute(self, plan: StepPlan) -> StepResult | Pending[StepResult]:
         """Run one step."""
         started = monotonic_s()
         for item in plan.items:
             self.slots.enter(item)
             if item.init is not None:
                 self._sampling.enter(item.slot, item.init)
+        return self._execute_now(plan, started)
+
+    def _execute_now(self, plan: StepPlan, started: float) -> StepResult:
         rows = self.slots.resolve(plan.items)
         items = [_SKIPPED] * len(plan.items)
         if rows is not None:
@@ -88,11 +103,10 @@ class Runner:
         return 1e3 * (monotonic_s() - started)
 
     def _run(self, items: tuple[PlanItem, ...], rows: StepRows, out: list[ItemResult]) -> None:
-        hidden = self._model.forward(self._batch(rows), self._pool)
+        logits = self._logits(rows)
         sampled = None
         if rows.logit_rows.size:
             masks = self._masks(items, rows)
-            logits = self._model.logits(hidden)
             sampled = self._sampling.sample(logits, rows, self.slots, masks)
         cursor = 0
         for index, where in enumerate(rows.active):
@@ -102,6 +116,10 @@ class Runner:
                 continue
             out[where] = self._accept(item, num_drafts, sampled, cursor)
             cursor += 1 + num_drafts
+
+    def _logits(self, rows: StepRows) -> torch.Tensor:
+        hidden = self._model.forward(self._batch(rows), self._pool)
+        return self._model.logits(hidden) if rows.logit_rows.size else hidden
 
     def _computed(self, item: PlanItem) -> ItemResult:
         return ItemResult(num_computed=self.slots.accept(item, 0, ()).num_computed)

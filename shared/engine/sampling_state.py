@@ -5,6 +5,7 @@ that verifies a draft sees them with the drafts before it laid over.
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from finback.shared.engine.slots import SlotTable, StepRows
 from finback.shared.wire.messages.generate import TokenLogprob
 
 _FORBIDDEN = float("-inf")
+
+SampleKind = Literal["greedy", "free", "filtered"]
+"""What any row of a step needs: nothing, a temperature, or top-k, top-p or min-p too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +133,21 @@ class SamplingState:
         if counts is not None:
             for token_id in token_ids:
                 counts.output[token_id] += 1
+
+    def needs_host(self, slot: int) -> bool:
+        """Does a sequence want what only `sample` can do (penalties, biases, logprobs)?"""
+        return bool(
+            slot in self._counts
+            or slot in self._biases
+            or slot in self._min_tokens
+            or self._num_logprobs[slot] >= 0
+        )
+
+    def kind(self, slots: npt.NDArray[np.int64]) -> SampleKind:
+        """The least that samples for all these slots, of those that do not need the host."""
+        if not self._temperature[slots].any():
+            return "greedy"
+        return "filtered" if self._has_filters[slots].any() else "free"
 
     def wants_logprobs(self, slot: int) -> bool:
         """Did this sequence ask for logprobs?"""

@@ -81,6 +81,14 @@ class SlotTable:
             raise InvariantViolated(f"slot {slot} is empty")
         return init
 
+    def num_blocks(self, slot: int) -> int:
+        """Entries of a slot's block table."""
+        return self._num_blocks[slot]
+
+    def has_offer(self, slot: int) -> bool:
+        """Does a guess lie ready for the next launch?"""
+        return slot in self._drafts
+
     def offer_draft(self, slot: int, incarnation: int, position: int, token_ids: TokenIds) -> None:
         """Leave a guess for the next launch (any thread: one dict store)."""
         self._drafts[slot] = (incarnation, position, token_ids)
@@ -123,20 +131,21 @@ class SlotTable:
         slots = np.fromiter((items[i].slot for i in active), dtype=np.int64, count=len(active))
         rows = np.array(counts, dtype=np.int64)
         sampled = [items[i].is_sampled for i in active]
-        return self._flatten(active, slots, rows, num_drafts, sampled)
+        return self.flatten(active, slots, rows, num_drafts, sampled, self.computed[slots])
 
-    def _flatten(
+    def flatten(
         self,
         active: list[int],
         slots: Int64,
         rows: Int64,
         num_drafts: list[int],
         sampled: list[bool],
+        start: Int64,
     ) -> StepRows:
+        """Rows [S] of each slot [S] from position `start` [S] on; their tokens are known here."""
         size = self._block_size
         cu_seqlens = np.zeros(len(active) + 1, dtype=np.int64)
         np.cumsum(rows, out=cu_seqlens[1:])
-        start = self.computed[slots]
         row_slots = np.repeat(slots, rows)
         positions = np.arange(cu_seqlens[-1]) + np.repeat(start - cu_seqlens[:-1], rows)
         blocks = self.block_tables[row_slots, positions // size]
@@ -209,6 +218,14 @@ class SlotTable:
         self.computed[slot] = end - 1
         self._is_done[slot] = self._stops(slot, length, new)
         return Accepted(num_computed=num_computed, token_ids=new)
+
+    def accept_many(self, slots: Int64, num_rows: Int64, token_ids: Int64) -> None:
+        """What a step without drafts computed: rows of each slot, and its new token, or -1 for none."""
+        self.computed[slots] += num_rows
+        has_token = token_ids >= 0
+        sampled = slots[has_token]
+        self.tokens[sampled, self.length[sampled]] = token_ids[has_token]
+        self.length[sampled] += 1
 
     def fail(self, slot: int) -> None:
         """The sequence in this slot has no valid state any more."""

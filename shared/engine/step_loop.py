@@ -1,7 +1,8 @@
 """The event loop's half of the engine: plan, hand to the device, commit, tell.
 
-While step t runs, plan t + 1 may already lie in the device's queue; never more. A result is committed
-first, then the next plan is made, then the owner is told, so that the device waits least.
+While step t runs, plan t + 1 (on a device that computes by itself, t + 2 as well) may already lie in
+the device's queue; never more. A result is committed first, then the next plan is made, then the owner
+is told, so that the device waits least.
 """
 
 import asyncio
@@ -9,7 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 
-from finback.shared.engine.device_thread import DeviceThread
+from finback.shared.engine.device_thread import DeviceThread, Pending
 from finback.shared.engine.outcome import step_output
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.plan import StepPlan, StepResult
@@ -21,16 +22,17 @@ from finback.shared.errors import InvariantViolated
 class StepLoop:
     """Keeps the device busy; all methods run on the event loop.
 
-    `overlap_below_ms`: plan ahead only behind a step that is expected to be shorter. `on_error`
+    `depth`: most plans on their way. `overlap_below_ms`: plan ahead only behind a step that is expected to be shorter. `on_error`
     hears of an exception here (it is raised as well): the books can no longer be trusted.
     """
 
     def __init__(
         self,
         scheduler: Scheduler,
-        execute: Callable[[StepPlan], StepResult],
+        execute: Callable[[StepPlan], StepResult | Pending[StepResult]],
         times: StepTimes,
         *,
+        depth: int = 2,
         overlap_below_ms: float,
         on_step: Callable[[StepOutput], None],
         on_error: Callable[[BaseException], None],
@@ -38,6 +40,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._execute = execute
         self._times = times
+        self._depth = depth
         self._overlap_below_ms = overlap_below_ms
         self._on_step = on_step
         self._on_error = on_error
@@ -89,7 +92,7 @@ class StepLoop:
     def _may_plan(self) -> bool:
         if not self._in_flight:
             return True
-        if len(self._in_flight) > 1 or not self._overlap_below_ms:
+        if len(self._in_flight) >= self._depth or not self._overlap_below_ms:
             return False
         expected = self._times.expected_ms(self._in_flight[0].num_rows)
         return expected is not None and expected < self._overlap_below_ms

@@ -1,4 +1,4 @@
-"""The network on an NVIDIA device: few fused kernels a layer, steps replayed as graphs.
+"""The network on an NVIDIA device: few fused kernels a layer; a decoding step can be recorded.
 
 With one row a layer is 5 kernels (norm + qkv; norms, rotation, storing and attention; output +
 residual; norm + gate, up + activation; down + residual). With more the products are the vendor
@@ -21,7 +21,6 @@ from finback.kernels.silu_mul.cuda_triton import silu_mul
 from finback.kernels.skinny_linear.cuda_triton import skinny_linear
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.config import ModelConfig
-from finback.shared.models.cuda_graphs import DecodeGraphs
 from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.transformer import Layer, Transformer
 from finback.shared.models.weights import WeightReader
@@ -61,29 +60,24 @@ class CudaTransformer(Transformer):
         *,
         device: str = "cuda",
         mode: str = "fast",
-        use_graphs: bool = True,
     ) -> None:
         super().__init__(config, reader, kernels, device=device, mode=mode, dtype=_DTYPE)
         self.default_kv_dtype = "bf16"
         self.numerics = f"cuda-triton-{mode}-bfloat16"
         # Graphs hold the table's address, so it must never grow.
         self._rope.grow(config.max_model_len)
-        self._graphs = DecodeGraphs(self) if use_graphs else None
 
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """See `CausalLM`."""
         if batch.max_q == 1 and batch.num_rows == batch.num_seqs:
-            if self._graphs is not None:
-                hidden = self._graphs.forward(batch, kv)
-            else:
-                hidden = self.decode(
-                    batch.token_ids,
-                    batch.context_lens,
-                    batch.block_tables,
-                    kv,
-                    self.workspace(batch.num_seqs, batch.max_context),
-                )
+            hidden = self.decode(
+                batch.token_ids,
+                batch.context_lens,
+                batch.block_tables,
+                kv,
+                self.workspace(batch.num_seqs, batch.max_context),
+            )
             whole = batch.logit_rows.shape[0] == batch.num_rows
             return hidden if whole else hidden[batch.logit_rows]
         return self._mixed(batch, kv)
@@ -240,14 +234,14 @@ class CudaTransformer(Transformer):
     @torch.inference_mode()
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """See `CausalLM`."""
-        num_rows = hidden.shape[0]
-        if num_rows <= _MAX_FUSED_ROWS:
-            out = torch.empty(
-                (num_rows, self.config.vocab_size), dtype=torch.float32, device=self.device
-            )
-            return skinny_linear(hidden, self._head, out=out) if num_rows else out
-        return torch.mm(hidden.to(_DTYPE), self._head.t(), out_dtype=torch.float32)
+        shape = (hidden.shape[0], self.config.vocab_size)
+        out = torch.empty(shape, dtype=torch.float32, device=self.device)
+        self.logits_into(hidden, out)
+        return out
 
-    def close(self) -> None:
-        """Release the graphs and their memory."""
-        self._graphs = None
+    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """float32 [R, vocab_size] logits into `out`, launches only."""
+        if hidden.shape[0] > _MAX_FUSED_ROWS:
+            torch.mm(hidden.to(_DTYPE), self._head.t(), out_dtype=torch.float32, out=out)
+        elif hidden.shape[0]:
+            skinny_linear(hidden, self._head, out=out)

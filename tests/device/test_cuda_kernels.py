@@ -18,6 +18,7 @@ from support.triton_checks import (
     check_sample_tokens,
     check_silu_mul,
     check_skinny_linear,
+    check_step_ops,
     check_token_bitmask,
     sampling,
 )
@@ -114,3 +115,9 @@ def test_sample_tokens(vocab_size: int) -> None:
 def test_small_ops() -> None:
     check_token_bitmask(5, 151_936)
     check_advance_decode()
+
+
+def test_step_ops() -> None:
+    check_step_ops(5, [(3, 17), (0, 1), (1, 64), (2, 0), (4, 65)], 300, 16)
+    check_step_ops(300, [(s, 7 * s) for s in range(299, -1, -1)], 40, 64)
+    check_step_ops(2, [(1, 0)], 4, 64)

@@ -5,9 +5,12 @@ from functools import lru_cache
 import torch
 
 from finback.kernels import dispatch
+from finback.kernels.decode_attention import DecodeWorkspace, new_workspace
 from finback.shared.models import cpu_stack
+from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.causal_lm import CausalLM
 from finback.shared.models.config import ModelConfig
+from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.transformer import Transformer
 from finback.shared.models.weight_names import shapes
 from finback.shared.models.weights import QuantisedTensor
@@ -75,3 +78,57 @@ def tiny_stack(mode: str = "deterministic", seed: int = 0) -> CausalLM:
     if cpu_stack.unsupported(CONFIG) is not None:
         return tiny_model(mode, seed)
     return cpu_stack.CpuStack(CONFIG, RandomReader(CONFIG, seed), mode=mode, num_threads=1)
+
+
+class ResidentTransformer(Transformer):
+    """The network with a decoding step of its own, so that the resident runner runs it here."""
+
+    def workspace(self, num_seqs: int, max_context: int) -> DecodeWorkspace:
+        """See `ResidentModel`; nothing is kept there."""
+        assert max_context > 0
+        return new_workspace(num_seqs, 1, 1, 1, 1, "cpu")
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        token_ids: torch.Tensor,
+        context_lens: torch.Tensor,
+        block_tables: torch.Tensor,
+        kv: KVPool,
+        workspace: DecodeWorkspace,
+    ) -> torch.Tensor:
+        """See `ResidentModel`."""
+        live = torch.nonzero(context_lens > 0)[:, 0]
+        hidden = torch.full((token_ids.shape[0], self.config.hidden_size), torch.nan)
+        if not live.numel():
+            return hidden
+        count, positions = live.numel(), context_lens[live] - 1
+        blocks = block_tables[live, (positions // kv.block_size).long()]
+        batch = ForwardBatch(
+            token_ids=token_ids[live],
+            positions=positions,
+            slot_mapping=blocks * kv.block_size + positions % kv.block_size,
+            block_tables=block_tables[live],
+            cu_seqlens=torch.arange(count + 1, dtype=torch.int32),
+            context_lens=context_lens[live],
+            max_q=1,
+            max_context=int(context_lens.max()),
+            logit_rows=torch.arange(count),
+        )
+        hidden[live] = self.forward(batch, kv)
+        return hidden
+
+    def logits_into(self, hidden: torch.Tensor, out: torch.Tensor) -> None:
+        """See `ResidentModel`."""
+        out.copy_(self.logits(hidden))
+
+
+@lru_cache(maxsize=2)
+def tiny_resident(mode: str = "deterministic", seed: int = 0) -> CausalLM:
+    """The same network for the resident runner, with blocks of any size."""
+    torch.set_num_threads(1)
+    kernels = dispatch.select_all("cpu", mode)
+    reader = RandomReader(CONFIG, seed)
+    return ResidentTransformer(
+        CONFIG, reader, kernels, device="cpu", mode=mode, dtype=torch.float32
+    )

@@ -240,3 +240,53 @@ def check_advance_decode() -> None:
         results.append([*tensors, history])
     for found, wanted in zip(results[1], results[0], strict=True):
         assert torch.equal(found, wanted)
+
+
+def check_step_ops(
+    num_slots: int, rows: list[tuple[int, int]], width: int, block_size: int
+) -> None:
+    """`scatter_words`, `gather_step` and `commit_step` are copies: equal to the word."""
+    from finback.kernels.commit_step import cuda_triton as commit
+    from finback.kernels.commit_step import reference as plain_commit
+    from finback.kernels.gather_step import SlotTensors, new_inputs
+    from finback.kernels.gather_step import cuda_triton as gather
+    from finback.kernels.gather_step import reference as plain_gather
+    from finback.kernels.scatter_words import cuda_triton as scatter
+    from finback.kernels.scatter_words import reference as plain_scatter
+
+    generator = torch.Generator().manual_seed(num_slots)
+    count = num_slots * (width + 8)
+    order = torch.randperm(count, generator=generator)[: count // 2]
+    values = torch.randint(-(2**31), 2**31, (count // 2,), generator=generator)
+    updates = torch.stack((order, values), dim=1).int().to(device())
+    words = [torch.zeros(count, dtype=torch.int32, device=device()) for _ in range(2)]
+    scatter.scatter_words(words[0], updates)
+    plain_scatter.scatter_words(words[1], updates)
+    assert torch.equal(words[0], words[1])
+
+    def small(high: int, kind: torch.dtype) -> torch.Tensor:
+        return torch.randint(1, high, (num_slots,), generator=generator).to(kind).to(device())
+
+    slots = SlotTensors(
+        last_token=small(1000, torch.int32), seed=small(2**62, torch.int64),
+        temperature=small(9, torch.float32), top_k=small(50, torch.int32),
+        top_p=small(9, torch.float32), min_p=small(9, torch.float32),
+        block_tables=words[0][: num_slots * width].view(num_slots, width),
+    )  # fmt: skip
+    pairs = torch.tensor(rows, dtype=torch.int32, device=device())
+    for with_tables in (True, False):
+        found, wanted = (new_inputs(len(rows), width * with_tables, device()) for _ in range(2))
+        gather.gather_step(slots, pairs, block_size, found)
+        plain_gather.gather_step(slots, pairs, block_size, wanted)
+        for name in type(found).__dataclass_fields__:
+            one, other = getattr(found, name), getattr(wanted, name)
+            assert one is other is None or torch.equal(one, other), name
+    sampled = torch.arange(100, 100 + len(rows), dtype=torch.int32, device=device())
+    is_finite = torch.arange(len(rows), device=device()) % 3 != 1
+    results = []
+    for module in (commit, plain_commit):
+        last, out = slots.last_token.clone(), torch.full_like(sampled, -7)
+        module.commit_step(pairs, sampled, is_finite, last, out)
+        results.append((last, out))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])

@@ -19,7 +19,7 @@ from finback.shared.models.causal_lm import CausalLM
 from finback.shared.wire.messages.generate import SamplingSpec
 from support.engine_driver import Completion, Drafter, generate
 from support.slow_engine import slow_completion
-from support.tiny_model import CONFIG, tiny_model, tiny_stack
+from support.tiny_model import CONFIG, tiny_model, tiny_resident, tiny_stack
 
 EOS = (0, 1, 2, 3)
 PREFIX = np.random.default_rng(7).integers(4, CONFIG.vocab_size, 24).astype(np.int32)
@@ -115,8 +115,8 @@ def _check(specs: Sequence[SequenceSpec], got: list[Completion], expected: dict[
 
 @pytest.mark.parametrize(
     ("model", "block_sizes"),
-    [(tiny_model, (4, 8, 16)), (tiny_stack, (32, 64))],
-    ids=["op by op", "compiled"],
+    [(tiny_model, (4, 8, 16)), (tiny_stack, (32, 64)), (tiny_resident, (4, 8, 16))],
+    ids=["op by op", "compiled", "resident"],
 )
 @given(data=st.data(), specs=spec_lists(), quality=st.integers(1, 6))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -138,8 +138,11 @@ def test_any_way_gives_the_same_tokens(
     _check(specs, generate(model(), config, specs, drafter=drafter), expected)
 
 
+@pytest.mark.parametrize("make_model", [tiny_model, tiny_resident])
 @pytest.mark.parametrize("overlap_below_ms", [0.0, 1e9])
-def test_perfect_drafts_save_steps(overlap_below_ms: float) -> None:
+def test_perfect_drafts_save_steps(
+    overlap_below_ms: float, make_model: Callable[[], CausalLM]
+) -> None:
     spec = SequenceSpec(
         key=("r", 0),
         attempt=1,
@@ -156,7 +159,7 @@ def test_perfect_drafts_save_steps(overlap_below_ms: float) -> None:
         num_threads=1,
         overlap_below_ms=overlap_below_ms,
     )
-    model = tiny_model()
+    model = make_model()
     expected, _ = slow_completion(model, spec, max_model_len=128, eos_token_ids=())
     drafter = _guesser({spec.key: expected}, 1000)
     (completion,) = generate(model, config, [spec], drafter=drafter)
