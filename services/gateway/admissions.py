@@ -5,6 +5,7 @@ what this gateway holds is told to the next one at once, and to all every other 
 """
 
 import asyncio
+import contextlib
 import itertools
 from collections import OrderedDict
 from dataclasses import replace
@@ -28,7 +29,6 @@ RETRY_PAUSE_S: Final = 0.05
 # An end is told again with every admission of this long: a publish may be lost, or come late.
 RECENT_S: Final = 1.0
 MAX_RECENT: Final = 1024
-_GATHER_S: Final = 0.01
 # In one message: a few thousand fit into its size.
 _MAX_HELD_A_MESSAGE: Final = 4096
 
@@ -145,12 +145,9 @@ class Admissions:
         next_s = 0.0
         while True:
             timeout_s = max(0.0, next_s - monotonic_s()) if self._held else RENEW_S
-            try:
+            with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._wake.wait()
-                await asyncio.sleep(_GATHER_S)
-            except TimeoutError:
-                pass
             self._wake.clear()
             is_due = monotonic_s() >= next_s or told != self._counting
             if is_due:
