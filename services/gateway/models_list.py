@@ -40,5 +40,6 @@ class ModelsList:
             "type": "model",
             "display_name": name,
             "created_at": created.isoformat().replace("+00:00", "Z"),
+            "lifecycle": "active",
             "max_input_tokens": self._model.max_model_len,
         }

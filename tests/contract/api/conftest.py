@@ -1,12 +1,17 @@
-"""One gateway with the real router and the echo engine, for all API tests."""
+"""One gateway with the real router and the echo engine, for all API tests.
+
+`thinking_stack` serves a model that reasons and calls tools: it says what the last message says.
+"""
 
 from collections.abc import Iterator
 
+import anthropic
 import openai
 import pytest
 
 from support.gateway_stack import GatewayStack
 from support.nats_server import NatsServer
+from support.thinking_folder import thinking_folder
 
 MODEL = "SmolLM2-135M-Instruct"
 
@@ -26,6 +31,32 @@ def stack(
 @pytest.fixture
 def client(stack: GatewayStack) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def thinking_stack(
+    nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[GatewayStack]:
+    folder = tmp_path_factory.mktemp("thinking")
+    env = {"ECHO_STEP_MS": "1", "FINBACK_MODEL": str(thinking_folder(folder))}
+    made = GatewayStack(nats_server.url, "think", folder, env)
+    try:
+        made.spawn("sampler")
+        yield made.start()
+    finally:
+        made.stop()
+
+
+@pytest.fixture
+def thinker(thinking_stack: GatewayStack) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{thinking_stack.url}/v1", api_key="none", max_retries=0) as made:
+        yield made
+
+
+@pytest.fixture
+def claude(thinking_stack: GatewayStack) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=thinking_stack.url, api_key="none", max_retries=0) as made:
         yield made
 
 
