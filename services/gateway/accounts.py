@@ -25,6 +25,7 @@ from finback.shared.config import StackConfig
 from finback.shared.errors import Cancelled
 from finback.shared.telemetry import tracing
 from finback.shared.usage_store import UsageCounts
+from finback.shared.wire.messages.route import AdmitReply
 
 # Reserved for an answer that nobody set a limit to; what it uses beyond is charged at its end.
 OPEN_ENDED_TOKENS: Final = 1024
@@ -80,6 +81,14 @@ class Bill:
         self._is_counted = False
         self._is_closed = False
 
+    def check_early(self) -> None:
+        """Raises `RateLimited` if nothing of the tenant's can come in, before work is made."""
+        limits = self._accounts.limits_of(self._caller)
+        reply = self._accounts.admissions.refusal(self._caller.tenant, limits)
+        if reply is not None:
+            self._is_counted = True
+            self._heed(reply, limits)
+
     async def admit(self, work: Work) -> None:
         """Raises `RateLimited`. The caller's headers then say where its tenant stands."""
         limits = self._accounts.limits_of(self._caller)
@@ -98,10 +107,7 @@ class Bill:
                 num_prompt_tokens=num_prompt,
                 num_most_tokens=num_prompt + num_answer,
             )
-        now = datetime.fromtimestamp(unix_s(), UTC)
-        caller.headers.update(rate_headers(reply, caller.dialect, now))
-        if reply.reason:
-            raise limited(reply, caller.tenant, limits)
+        self._heed(reply, limits)
         self._admission = admission
 
     def settle(self, usage: Usage) -> None:
@@ -127,6 +133,12 @@ class Bill:
                 num_completion_tokens=sum(_num_shown(c) for g in begun for c in g.choices),
             ),
         )
+
+    def _heed(self, reply: AdmitReply, limits: TenantLimits) -> None:
+        caller, now = self._caller, datetime.fromtimestamp(unix_s(), UTC)
+        caller.headers.update(rate_headers(reply, caller.dialect, now))
+        if reply.reason:
+            raise limited(reply, caller.tenant, limits)
 
     def _end(self, outcome: str, counts: UsageCounts) -> None:
         if self._is_closed:

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from dataclasses import replace
 from typing import Any, Final
 
+from finback.services.gateway.closed_doors import ClosedDoors
 from finback.services.gateway.grant import TenantLimits
 from finback.shared.actor.client import Client
 from finback.shared.actor.deadline import Deadline
@@ -61,6 +62,7 @@ class Admissions:
         self._held: dict[str, str] = {}
         self._recent: OrderedDict[str, tuple[int, float]] = OrderedDict()
         self._untold: list[tuple[str, int]] = []
+        self._doors = ClosedDoors()
         self._wake = asyncio.Event()
         self._counting: tuple[str, int] | None = None
 
@@ -97,7 +99,12 @@ class Admissions:
             raise
         if not reply.reason:
             self._held[admission] = tenant
+        self._doors.note(tenant, limits, reply, _now_ms())
         return admission, reply
+
+    def refusal(self, tenant: str, limits: TenantLimits) -> AdmitReply | None:
+        """What the router would say to any request now, if that is known without asking."""
+        return self._doors.refusal(tenant, limits, _now_ms())
 
     async def _admit(self, request: AdmitRequest) -> AdmitReply:
         waiting = Deadline.after(ADMIT_WAIT_S)
@@ -137,6 +144,7 @@ class Admissions:
         now = None if eldest is None else (eldest.instance, eldest.epoch)
         if now is not None and now != self._counting:
             self._counting = now
+            self._doors.forget()
             self._wake.set()
 
     async def run(self) -> None:
@@ -191,6 +199,10 @@ class Admissions:
                 break
             del self._recent[admission]
         return tuple((i, num_tokens) for i, (num_tokens, _) in self._recent.items())
+
+
+def _now_ms() -> int:
+    return int(monotonic_s() * 1000)
 
 
 def limited(reply: AdmitReply, tenant: str, limits: TenantLimits) -> RateLimited:

@@ -75,6 +75,7 @@ class Exchange:
         try:
             caller.grant.check_model(asked_model, self.model.name)
             async with self._accounts.bill(caller) as bill:
+                bill.check_early()
                 run = _Run(self, endpoint, caller, sink, bill)
                 with tracing.span("gateway encode"):
                     work = await make_work()
