@@ -91,6 +91,8 @@ def _part(raw: Any, kind: str, param: str) -> Item:
     if not isinstance(raw, Mapping):
         raise invalid(param, "an object")
     given = raw.get("type")
+    if not isinstance(given, str):
+        raise invalid(f"{param}.type", f"'{kind}'")
     if given in _MEDIA_PARTS:
         raise InvalidRequest(
             f"Invalid value for '{param}.type': '{given}' is not supported: the served model reads "

@@ -174,7 +174,8 @@ def append_items(
     """Add items; one that is there already is an error, or with `skips_known` nothing new."""
     _require(connection, tenant, conversation_id)
     rows = [(conversation_id, item["id"], raw_json(item), pack(item)) for item in items]
-    make_room(connection, limits, tenant, sum(len(packed) for *_, packed in rows))
+    num_bytes = sum(len(packed) for *_, packed in rows)
+    make_room(connection, limits, tenant, num_bytes, num_values=0)
     for _, item_id, raw, packed in rows:
         made = connection.execute(
             """INSERT OR IGNORE INTO conversation_items

@@ -14,7 +14,6 @@ Item = dict[str, Any]
 # Of a response with its whole context, and of a conversation: both are read at once.
 MAX_VALUE_BYTES: Final = 8 * 2**20
 MAX_CONVERSATION_ITEMS: Final = 10_000
-_EVICTED_AT_ONCE: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,30 +62,40 @@ def usage_of(connection: sqlite3.Connection, tenant: str) -> tuple[int, int]:
 
 
 def make_room(
-    connection: sqlite3.Connection, limits: StoreLimits, tenant: str, num_bytes: int
+    connection: sqlite3.Connection,
+    limits: StoreLimits,
+    tenant: str,
+    num_bytes: int,
+    *,
+    num_values: int = 1,
 ) -> None:
-    """Drop the tenant's oldest finished responses until a value of `num_bytes` more fits.
+    """Drop the tenant's oldest finished responses until `num_values` of `num_bytes` more fit.
 
     Raises `InvalidRequest` if what is left (conversations, unfinished work) fills the quota.
     """
-    while True:
-        values, held = usage_of(connection, tenant)
-        if values < limits.max_tenant_values and held + num_bytes <= limits.max_tenant_bytes:
-            return
+    values, held = usage_of(connection, tenant)
+    over_values = values + num_values - limits.max_tenant_values
+    over_bytes = held + num_bytes - limits.max_tenant_bytes
+    dropped: list[tuple[str]] = []
+    if over_values > 0 or over_bytes > 0:
         oldest = connection.execute(
-            """DELETE FROM responses WHERE id IN (
-                SELECT id FROM responses WHERE tenant = ? AND status NOT IN ('queued', 'in_progress')
-                ORDER BY created_s LIMIT ?)""",
-            (tenant, max(1, min(_EVICTED_AT_ONCE, values - limits.max_tenant_values + 1))),
+            """SELECT id, bytes FROM responses WHERE tenant = ?
+                AND status NOT IN ('queued', 'in_progress') ORDER BY created_s""",
+            (tenant,),
         )
-        if not oldest.rowcount:
-            raise InvalidRequest(
-                f"the quota of stored values is used up: {values} of {limits.max_tenant_values} "
-                f"values, {held} of {limits.max_tenant_bytes} bytes; delete some, or send "
-                "store=false",
-                param="store",
-                reason="storage_quota_exceeded",
-            )
+        for name, freed in oldest:
+            if over_values <= 0 and over_bytes <= 0:
+                break
+            dropped.append((name,))
+            over_values, over_bytes = over_values - 1, over_bytes - freed
+    if over_values > 0 or over_bytes > 0:
+        raise InvalidRequest(
+            f"the quota of stored values is used up: {values} of {limits.max_tenant_values} "
+            f"values, {held} of {limits.max_tenant_bytes} bytes; delete some, or send store=false",
+            param="store",
+            reason="storage_quota_exceeded",
+        )
+    connection.executemany("DELETE FROM responses WHERE id = ?", dropped)
 
 
 def metadata_of(value: Any, param: str = "metadata") -> dict[str, str]:

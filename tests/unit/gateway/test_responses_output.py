@@ -1,0 +1,187 @@
+"""Whatever a parser finds, the events follow the rules and the body is what they add up to."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.responses_protocol import FRESH, ResponsesProtocol
+from finback.shared.codec.output import (
+    CallArguments,
+    CallBegin,
+    CallEnd,
+    OutputEvent,
+    ReasoningPart,
+    TextPart,
+)
+from finback.shared.errors import InvalidRequest, Overloaded, Unavailable
+from support.response_events import Checker, check_stream
+
+SKELETON: dict[str, Any] = {
+    "id": "resp_1", "object": "response", "status": "queued", "error": None,
+    "incomplete_details": None, "output": [], "usage": None, "completed_at": None,
+}  # fmt: skip
+USAGE = Usage(num_prompt_tokens=7, num_completion_tokens=5, num_cached_tokens=3)
+Script = list[OutputEvent]
+
+texts = st.text(min_size=1, max_size=12)
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    """What parsers may say: thoughts, texts and calls in any order, calls numbered from 0."""
+    script: Script = []
+    num_calls = 0
+    for kind in draw(st.lists(st.sampled_from(["text", "think", "call", "custom"]), max_size=8)):
+        if kind == "text":
+            script.append(TextPart(draw(texts)))
+        elif kind == "think":
+            script.append(ReasoningPart(draw(texts)))
+        else:
+            is_custom = kind == "custom"
+            name, call_id = draw(texts), f"call_{num_calls}"
+            begin = CallBegin(num_calls, call_id, name, "custom" if is_custom else "function")
+            script.append(begin)
+            script.extend(CallArguments(num_calls, text) for text in draw(st.lists(texts)))
+            script.append(CallEnd(num_calls))
+            num_calls += 1
+    return script
+
+
+def _events(script: Script, cuts: list[int], reason: str) -> list[ChoiceEvent]:
+    """The script dealt out over events of the given sizes; the last one ends the choice."""
+    events, rest = [], list(script)
+    for cut in cuts:
+        events.append(ChoiceEvent(0, "", parts=rest[:cut]))
+        rest = rest[cut:]
+    return [*events, ChoiceEvent(0, "", finish_reason=reason, parts=rest)]
+
+
+def _protocol(**more: Any) -> ResponsesProtocol:
+    options = {"spelling": None, "with_logprobs": False, "seal": None, **more}
+    return ResponsesProtocol(dict(SKELETON), **options)
+
+
+def _streamed(protocol: ResponsesProtocol, events: list[ChoiceEvent]) -> list[dict[str, Any]]:
+    documents = protocol.opening()
+    for event in events:
+        documents.extend(protocol.chunks([event]))
+    documents.extend(protocol.last_chunks(USAGE))
+    for document in documents:
+        assert document.startswith(b'{"type":"')
+    return [json.loads(document) for document in documents]
+
+
+def _plain(response: dict[str, Any]) -> Any:
+    """A response without the ids that are drawn at random."""
+    items = [{**item, "id": ""} for item in response["output"]]
+    return {**response, "output": items, "completed_at": None}
+
+
+@given(scripts(), st.lists(st.integers(0, 3), max_size=6), st.sampled_from(["stop", "length"]))
+def test_streams_follow_the_rules(script: Script, cuts: list[int], reason: str) -> None:
+    events = _events(script, cuts, reason)
+    final = check_stream(_streamed(_protocol(), events))
+    assert final["status"] == ("incomplete" if reason == "length" else "completed")
+    whole = _protocol()
+    whole.add(events)
+    assert _plain(json.loads(json.dumps(whole.body(USAGE)))) == _plain(final)
+
+
+@given(scripts(), st.sampled_from(["stop", "length"]))
+def test_nothing_that_the_parser_found_is_lost(script: Script, reason: str) -> None:
+    final = check_stream(_streamed(_protocol(), _events(script, [], reason)))
+    told = {"message": "", "reasoning": "", "function_call": "", "custom_tool_call": ""}
+    for item in final["output"]:
+        text = item.get("arguments", item.get("input"))
+        told[item["type"]] += item["content"][0]["text"] if text is None else text
+    calls = {part.index: part.kind for part in script if isinstance(part, CallBegin)}
+    said = dict.fromkeys(told, "")
+    for part in script:
+        if isinstance(part, TextPart):
+            said["message"] += part.text
+        elif isinstance(part, ReasoningPart):
+            said["reasoning"] += part.text
+        elif isinstance(part, CallArguments):
+            is_custom = calls[part.index] == "custom"
+            said["custom_tool_call" if is_custom else "function_call"] += part.text
+    assert told == said
+
+
+@given(scripts(), st.integers(0, 20))
+def test_a_failure_ends_a_stream_wherever_it_comes(script: Script, at: int) -> None:
+    protocol = _protocol()
+    documents = protocol.opening()
+    documents += protocol.chunks([ChoiceEvent(0, "", parts=script[:at])])
+    documents += protocol.failure(Unavailable("no instance"))
+    checker = Checker()
+    for document in documents:
+        checker.take(json.loads(document))
+    assert protocol.final is not None and protocol.final["status"] == "failed"
+    assert protocol.final["error"] == {"code": "server_error", "message": "no instance"}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [(Overloaded("x"), "rate_limit_exceeded"), (InvalidRequest("x"), "invalid_prompt")],
+)
+def test_errors_in_the_words_of_the_api(error: Any, code: str) -> None:
+    protocol = _protocol()
+    protocol.failure(error)
+    assert protocol.final is not None and protocol.final["error"]["code"] == code
+
+
+def test_an_empty_answer_is_an_empty_message() -> None:
+    final = check_stream(_streamed(_protocol(), _events([], [], "stop")))
+    (item,) = final["output"]
+    assert (item["type"], item["content"][0]["text"]) == ("message", "")
+
+
+def test_what_is_cut_is_incomplete() -> None:
+    begin = CallBegin(0, "call_0", "f")
+    half: Script = [begin, CallArguments(0, '{"a": '), CallEnd(0)]
+    final = check_stream(_streamed(_protocol(), _events(half, [], "length")))
+    assert final["output"][0]["status"] == "incomplete"
+    assert final["incomplete_details"] == {"reason": "max_output_tokens"}
+    whole: Script = [begin, CallArguments(0, '{"a": 1}'), CallEnd(0)]
+    final = check_stream(_streamed(_protocol(), _events(whole, [], "length")))
+    assert final["output"][0]["status"] == "completed"
+
+
+def test_a_restart_forgets_the_output_but_not_the_numbers() -> None:
+    protocol = _protocol()
+    opening = protocol.opening()
+    protocol.restart(0)
+    documents = [*opening, *protocol.chunks(_events([TextPart("x")], [], "stop"))]
+    documents += protocol.last_chunks(USAGE)
+    final = check_stream([json.loads(document) for document in documents])
+    assert final["output"][0]["content"][0]["text"] == "x"
+
+
+def test_a_queued_stream_goes_on_where_its_queueing_ended() -> None:
+    protocol = _protocol(opening=FRESH[1:], first_number=2)
+    documents = _streamed(protocol, _events([TextPart("x")], [], "stop"))
+    assert [event["sequence_number"] for event in documents] == list(range(2, 2 + len(documents)))
+    assert documents[0]["type"] == "response.in_progress"
+
+
+def test_thoughts_are_sealed_when_asked_for() -> None:
+    protocol = _protocol(seal=lambda text: f"sealed {text}")
+    script: Script = [ReasoningPart("hm"), TextPart("yes")]
+    final = check_stream(_streamed(protocol, _events(script, [], "stop")))
+    thought, message = final["output"]
+    assert thought["encrypted_content"] == "sealed hm"
+    assert "encrypted_content" not in message
+
+
+def test_the_last_document_can_be_written_again() -> None:
+    protocol = _protocol()
+    protocol.opening()
+    (last,) = protocol.last_chunks(USAGE)
+    assert protocol.final is not None
+    protocol.final["store"] = False
+    (again,) = protocol.rewritten()
+    assert json.loads(again) == {**json.loads(last), "response": protocol.final}
