@@ -14,20 +14,19 @@ from finback.shared.offline.track import Request, Track
 class Job:
     """`wake` is called on the engine's thread: when there is a chunk to take, and when it is over.
 
-    `is_streamed`: the consumer takes chunks, and no more than `max_unread` answers are begun whose
-    end it has not taken. Otherwise it reads `completions` when it is over.
+    With `max_unread` the consumer takes chunks, and no more than so many answers are begun whose end
+    it has not taken. Without, it reads `completions` when the job is over.
     """
 
     def __init__(
         self,
         requests: Iterable[Request],
         *,
-        is_streamed: bool,
-        max_unread: int,
         wake: Callable[[], None],
+        max_unread: int | None = None,
     ) -> None:
         self.pending = deque(requests)
-        self.is_streamed = is_streamed
+        self.is_streamed = max_unread is not None
         self.num_prompts = len(self.pending)
         self.num_ended = 0
         self.num_tokens = 0
@@ -44,7 +43,9 @@ class Job:
 
     def may_start(self) -> bool:
         """May another of its prompts enter the engine?"""
-        return bool(self.pending) and not self.is_over and self._num_unread < self._max_unread
+        if self._max_unread is not None and self._num_unread >= self._max_unread:
+            return False
+        return bool(self.pending) and not self.is_over
 
     def start(self) -> Request:
         """The next prompt, which enters the engine."""
@@ -84,7 +85,9 @@ class Job:
 
     def take(self) -> Iterator[CompletionChunk]:
         """The chunks that are there, one a prompt; what comes meanwhile waits for the next call."""
-        for index in list(self._chunks):
+        with self._lock:
+            indexes = list(self._chunks)
+        for index in indexes:
             with self._lock:
                 chunk = self._chunks.pop(index)
                 self._num_unread -= chunk.finish_reason is not None

@@ -9,12 +9,11 @@ with LLM() as llm:
 
 import asyncio
 import contextlib
-import threading
 import weakref
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 from finback.shared.codec.load import load_renderer, load_tokenizer
 from finback.shared.codec.tokenizer import Tokenizer
@@ -23,18 +22,16 @@ from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.models.config import ModelConfig
 from finback.shared.models.source import ModelSource, open_source
+from finback.shared.offline.calls import Calls
+from finback.shared.offline.consumer import Consumer
+from finback.shared.offline.drafter import LocalDrafter
 from finback.shared.offline.host import EngineHost
-from finback.shared.offline.job import Job
 from finback.shared.offline.options import LLMOptions
 from finback.shared.offline.outputs import Completion, CompletionChunk, LLMStats
-from finback.shared.offline.progress import Progress
 from finback.shared.offline.prompts import Messages, PromptEncoder, Prompts
 from finback.shared.offline.requests import Params, RequestMaker
 from finback.shared.offline.track import Request
 from finback.shared.wire.messages.control import CacheSpec
-
-# Between looks at whether the engine's thread is still there.
-_TICK_S: Final = 0.5
 
 
 class LLM:
@@ -85,15 +82,15 @@ class LLM:
         source = open_source(options.source)
         self._tokenizer = load_tokenizer(source.text)
         self._model_config = source.config
-        self._window = options.window
+        renderer = load_renderer(source.text, self._tokenizer)
         self._host = _start_host(source, options, self._tokenizer)
+        self._consumer = Consumer(self._host, max_unread=options.window)
         # The collector must not wait; at the interpreter's exit the host itself waits.
         weakref.finalize(self, self._host.ask_to_stop).atexit = False
         sizes = {
             "vocab_size": source.config.vocab_size,
             "max_model_len": self._host.max_model_len,
         }
-        renderer = load_renderer(source.text, self._tokenizer)
         encoder = PromptEncoder(self._tokenizer, renderer, **sizes)
         self._requests = RequestMaker(encoder, **sizes)
 
@@ -108,47 +105,36 @@ class LLM:
         `progress`: say on stderr how far it is. An interrupt (Ctrl-C) ends the prompts of this call
         alone. Raises `InvalidInput` for what cannot run, before anything runs.
         """
-        return self._answers(self._requests.of_prompts(prompts, params), progress=progress)
+        requests = self._requests.of_prompts(prompts, params)
+        return self._consumer.answers(requests, progress=progress)
 
     def chat(
         self, messages: Messages, params: Params | None = None, *, progress: bool = False
     ) -> list[Completion]:
         """The answers to one conversation or several, through the model's own chat template."""
-        return self._answers(self._requests.of_messages(messages, params), progress=progress)
+        requests = self._requests.of_messages(messages, params)
+        return self._consumer.answers(requests, progress=progress)
 
     def stream(self, prompts: Prompts, params: Params | None = None) -> Iterator[CompletionChunk]:
         """The answers as they come, of all prompts mixed; leaving the iterator ends the rest."""
-        return self._chunks(self._requests.of_prompts(prompts, params))
+        return self._stream(self._requests.of_prompts(prompts, params))
 
     async def agenerate(self, prompts: Prompts, params: Params | None = None) -> list[Completion]:
         """`generate` for a coroutine; cancelling it ends its prompts."""
         requests = await asyncio.to_thread(self._requests.of_prompts, prompts, params)
-        waker = _LoopWaker()
-        job = self._job(requests, waker.wake, is_streamed=False)
-        try:
-            self._host.submit(job)
-            while not job.is_over:
-                await waker.wait()
-                self._check(job)
-        finally:
-            self._host.abort(job)
-        return job.completions()
+        return await self._consumer.answers_async(requests)
 
     async def astream(
         self, prompts: Prompts, params: Params | None = None
     ) -> AsyncIterator[CompletionChunk]:
         """`stream` for a coroutine."""
         requests = await asyncio.to_thread(self._requests.of_prompts, prompts, params)
-        waker = _LoopWaker()
-        job = self._job(requests, waker.wake, is_streamed=True)
-        try:
-            self._host.submit(job)
-            while not job.is_read:
-                await waker.wait()
-                for chunk in self._taken(job):
-                    yield chunk
-        finally:
-            self._host.abort(job)
+        async with contextlib.aclosing(self._consumer.chunks_async(requests)) as chunks:
+            async for chunk in chunks:
+                yield chunk
+
+    def _stream(self, requests: list[Request]) -> Iterator[CompletionChunk]:
+        yield from self._consumer.chunks(requests)  # self lives as long as this does
 
     # -- facts
 
@@ -197,73 +183,6 @@ class LLM:
     ) -> None:
         self.close()
 
-    # -- waiting
-
-    def _job(
-        self, requests: Sequence[Request], wake: Callable[[], None], *, is_streamed: bool
-    ) -> Job:
-        return Job(requests, is_streamed=is_streamed, max_unread=self._window, wake=wake)
-
-    def _answers(self, requests: Sequence[Request], *, progress: bool) -> list[Completion]:
-        is_over = threading.Event()
-        job = self._job(requests, is_over.set, is_streamed=False)
-        shown = Progress(job) if progress else None
-        try:
-            self._host.submit(job)
-            while not job.is_over:
-                is_over.wait(_TICK_S)
-                self._check(job)
-                if shown is not None:
-                    shown.show()
-        finally:
-            self._host.abort(job)
-            if shown is not None:
-                shown.close()
-        return job.completions()
-
-    def _chunks(self, requests: Sequence[Request]) -> Iterator[CompletionChunk]:
-        news = threading.Event()
-        job = self._job(requests, news.set, is_streamed=True)
-        try:
-            self._host.submit(job)
-            while not job.is_read:
-                news.wait(_TICK_S)
-                news.clear()
-                yield from self._taken(job)
-        finally:
-            self._host.abort(job)
-
-    def _taken(self, job: Job) -> Iterator[CompletionChunk]:
-        self._check(job)
-        job.raise_failure()
-        yield from job.take()
-        if job.pending:
-            self._host.feed()
-
-    def _check(self, job: Job) -> None:
-        """Do not wait for a job that nobody works on."""
-        if not job.is_over:
-            self._host.check_alive()
-
-
-class _LoopWaker:
-    """Wakes a coroutine of the running loop from another thread."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-
-    def wake(self) -> None:
-        """From any thread."""
-        if not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._event.set)
-
-    async def wait(self) -> None:
-        """Until woken since the last time, or for a moment."""
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._event.wait(), _TICK_S)
-        self._event.clear()
-
 
 def _start_host(source: ModelSource, options: LLMOptions, tokenizer: Tokenizer) -> EngineHost:
     settings = options.engine_config(source)
@@ -279,4 +198,5 @@ def _start_host(source: ModelSource, options: LLMOptions, tokenizer: Tokenizer) 
             on_failure=on_failure,
         )
 
-    return EngineHost(load, tokenizer, window=options.window)
+    drafter = LocalDrafter(options.max_draft_tokens) if options.max_draft_tokens else None
+    return EngineHost(load, Calls(tokenizer, window=options.window, drafter=drafter))

@@ -52,11 +52,6 @@ class Track:
         """Tokens of the answer so far."""
         return len(self._token_ids)
 
-    @property
-    def known_token_ids(self) -> tuple[int, ...]:
-        """Prompt and answer so far."""
-        return (*self.request.token_ids, *self._token_ids)
-
     def push(self, row: SequenceOutput) -> CompletionChunk:
         """Take the tokens of a step; what follows a stop string is dropped here."""
         token_ids: list[int] = row.token_ids.tolist()

@@ -86,8 +86,22 @@ def _for_llama(values: npt.NDArray[np.float32], num_heads: int) -> npt.NDArray[n
     return rows.swapaxes(1, 2).reshape(values.shape)
 
 
-def save_gguf(model: PreTrainedModel, path: Path, type_name: str) -> Path:
-    """Write a GGUF file whose matrices have the given type; norms are float32."""
+def ascii_vocabulary() -> tuple[list[str], list[int], list[str]]:
+    """96 (spellings, types, merges) for text: three control tokens, ASCII up to `{`, and `th`."""
+    tokens = ["<|a|>", "<|b|>", "<|end|>", "Ġ", *map(chr, range(33, 124)), "th"]
+    return tokens, [3] * 3 + [1] * (len(tokens) - 3), ["t h"]
+
+
+def save_gguf(
+    model: PreTrainedModel,
+    path: Path,
+    type_name: str,
+    vocabulary: tuple[list[str], list[int], list[str]] | None = None,
+) -> Path:
+    """Write a GGUF file whose matrices have the given type; norms are float32.
+
+    Without a `vocabulary` it has one that no tokenizer can be made of.
+    """
     config = model.config
     architecture = config.model_type
     writer = gguf.GGUFWriter(path, architecture)
@@ -103,9 +117,11 @@ def save_gguf(model: PreTrainedModel, path: Path, type_name: str) -> Path:
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("smollm")
-    writer.add_token_list([f"t{i}" for i in range(config.vocab_size)])
-    writer.add_token_types([1] * config.vocab_size)
-    writer.add_token_merges(["t 1"])
+    names = [f"t{i}" for i in range(config.vocab_size)]
+    tokens, token_types, merges = vocabulary or (names, [1] * config.vocab_size, ["t 1"])
+    writer.add_token_list(tokens)
+    writer.add_token_types(token_types)
+    writer.add_token_merges(merges)
     writer.add_eos_token_id(2)
     kind = gguf.GGMLQuantizationType[type_name]
     for name, tensor in model.state_dict().items():
