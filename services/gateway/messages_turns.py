@@ -102,9 +102,9 @@ def _user(group: _Group, calls: Sequence[ToolCall]) -> Iterator[Turn]:
                 own.append(text_in(block, param))
                 continue
             call_id, text = result_in(block, param)
+            _check_result(call_id, param, names, answered)
             if texts or own:
                 raise invalid_value(param, "before any text: results come first in a message")
-            _check_result(call_id, param, names, answered)
             answered.add(call_id)
             yield Turn(role="tool", content=text, call_id=call_id, name=names[call_id])
         if own:
