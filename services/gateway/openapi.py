@@ -23,6 +23,7 @@ _GETS: Final = (
     ("/readyz", "Requests can be answered"),
     ("/metrics", "Prometheus metrics"),
 )
+_QUERIES: Final = {"/v1/usage": ("tenant", "since")}
 _ERROR: Final = {
     "type": "object",
     "properties": {
@@ -64,8 +65,12 @@ def openapi_document(model_name: str) -> dict[str, Any]:
 
 
 def _get(path: str, text: str) -> dict[str, Any]:
-    name = {"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}
-    parameters = [name] if "{name}" in path else []
+    text_schema = {"type": "string"}
+    parameters: list[dict[str, Any]] = [
+        {"name": name, "in": "query", "schema": text_schema} for name in _QUERIES.get(path, ())
+    ]
+    if "{name}" in path:
+        parameters = [{"name": "name", "in": "path", "required": True, "schema": text_schema}]
     return {"summary": text, "parameters": parameters, "responses": _responses(streams=False)}
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 
 import openai
 import pytest
@@ -83,12 +84,24 @@ def test_models_and_logs_and_kernels(stack: Stack) -> None:
 
 
 def test_keys_take_effect_without_a_restart(stack: Stack) -> None:
-    made = json.loads(stack.command("keys", "create", "tester", "--json").stdout)
+    options = ("--tenant", "acme", "--rpm", "1", "--tpm", "9999", "--concurrency", "4")
+    made = json.loads(stack.command("keys", "create", "tester", *options, "--json").stdout)
     try:
         assert stack.command("chat", "Hi", "--max-tokens", "2").returncode == 2
         keyed = stack.command("chat", "Hi", "--max-tokens", "2", "--key", made["key"])
         assert keyed.returncode == 0, keyed.stderr
+        limited = stack.command("chat", "Hi", "--key", made["key"])
+        assert "Rate limit reached for tenant acme: 1 requests per minute" in limited.stderr
+        assert stack.command("keys", "set", made["id"], "--rpm", "0").returncode == 0
+        again = stack.command("chat", "Hi", "--max-tokens", "2", "--key", made["key"], "--nats")
+        assert again.returncode == 0, again.stderr
         assert stack.command("keys", "revoke", made["id"]).returncode == 0
         assert stack.command("chat", "Hi", "--key", made["key"]).returncode == 2
+        time.sleep(1.5)  # the gateway writes every second
+        rows = json.loads(stack.command("usage", "--tenant", "acme", "--json").stdout)
+        for outcome, counts in (("completed", (2, 4)), ("refused", (1, 0))):
+            found = [row for row in rows if row["outcome"] == outcome]
+            numbers = [(row["requests"], row["completion_tokens"]) for row in found]
+            assert tuple(map(sum, zip(*numbers, strict=True))) == counts
     finally:
         (stack.run_dir / "api_keys.jsonl").unlink()
