@@ -47,7 +47,8 @@ class GatewayStack:
 
     def spawn(self, name: str, **more: str) -> "subprocess.Popen[bytes]":
         """Start one process; its log goes to `<folder>/<name>.log`."""
-        command = [ECHO] if name.startswith("echo") else ["-m", f"finback.services.{name}"]
+        module = name.rstrip("0123456789")  # `gateway2` is another gateway
+        command = [ECHO] if module == "echo" else ["-m", f"finback.services.{module}"]
         clean = {k: v for k, v in os.environ.items() if not k.startswith("FINBACK_")}
         env = {
             **clean,
