@@ -6,8 +6,18 @@ from finback.shared.codec import gguf_tokenizer, hf_tokenizer
 from finback.shared.codec.chat_template import ChatTemplate
 from finback.shared.codec.conversation import ConversationRenderer
 from finback.shared.codec.formats.base import Starts
-from finback.shared.codec.formats.select import THINK_CLOSE, THINK_OPEN, Clues, select_format
+from finback.shared.codec.formats.select import (
+    DEEPSEEK_V4,
+    DEEPSEEK_V41,
+    THINK_CLOSE,
+    THINK_OPEN,
+    Clues,
+    format_name,
+    select_format,
+)
 from finback.shared.codec.output import OutputFormat
+from finback.shared.codec.prompts import deepseek_prompt
+from finback.shared.codec.prompts.deepseek_prompt import DeepseekPrompt
 from finback.shared.codec.prompts.jinja_prompt import DEFAULT, JinjaPrompt
 from finback.shared.codec.prompts.probe import probe_starts
 from finback.shared.codec.prompts.prompt_format import PromptFormat
@@ -64,14 +74,19 @@ def load_codec(text: TextFiles, *, architecture: str = "", output_format: str = 
         special=frozenset(spelling for spelling, token in control.items() if token.is_special),
         architecture=architecture,
     )
-    prompt = _prompt(clues, renderers)
-    starts = Starts()
-    if prompt is not None and clues.can_think:
-        starts = probe_starts(prompt, THINK_OPEN, THINK_CLOSE)
+    name = format_name(clues, output_format)
+    if name in (DEEPSEEK_V4, DEEPSEEK_V41):
+        prompt: PromptFormat | None = DeepseekPrompt(name, control)
+        starts = deepseek_prompt.STARTS
+    else:
+        prompt = _prompt(clues, renderers)
+        starts = Starts()
+        if prompt is not None and clues.can_think:
+            starts = probe_starts(prompt, THINK_OPEN, THINK_CLOSE)
     return Codec(
         tokenizer=tokenizer,
         prompt=prompt,
-        output=select_format(clues, starts, output_format),
+        output=select_format(clues, starts, name),
         renderer=renderers.get(DEFAULT),
     )
 

@@ -60,7 +60,13 @@ class Family:
     def call(self, name: str, arguments: str) -> str:
         if self.name == "hermes":
             return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
-        raise AssertionError(self.name)
+        gap = " " if self.name == "deepseek-v4.1" else ""
+        elements = "".join(
+            f'<｜DSML｜{gap}parameter name="{key}" string="{_flag(value)}">{_shown(value)}'
+            f"</｜DSML｜{gap}parameter>\n"
+            for key, value in json.loads(arguments).items()
+        )
+        return f'<｜DSML｜{gap}invoke name="{name}">\n{elements}</｜DSML｜{gap}invoke>\n'
 
     @property
     def can_follow_text(self) -> bool:
@@ -73,7 +79,19 @@ class Family:
         return _FRAGMENTS[self.name] + _ANYWHERE
 
 
-FAMILIES = (Family("hermes", "", "\n", ""),)
+def _flag(value: object) -> str:
+    return "true" if isinstance(value, str) else "false"
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+FAMILIES = (
+    Family("hermes", "", "\n", ""),
+    Family("deepseek-v4", "\n\n<｜DSML｜tool_calls>\n", "", "</｜DSML｜tool_calls>"),
+    Family("deepseek-v4.1", "\n\n<｜DSML｜ calls>\n", "", "</｜DSML｜ calls>"),
+)
 
 
 def conversation(*tools: Tool, **fields: object) -> Conversation:
@@ -92,5 +110,28 @@ _ANYWHERE = [
     '"a": 1', "null", '"name"', '"get"', '"parameters": {}', "\\ud83d", "\\u00e9", '"id": "x"', "é", "\r",
 ]  # fmt: skip
 _FRAGMENTS = {
+    "deepseek-v4": [
+        "<｜DSML｜tool_calls>",
+        "</｜DSML｜tool_calls>",
+        '<｜DSML｜invoke name="get">',
+        "</｜DSML｜invoke>",
+        '<｜DSML｜parameter name="a" string="true">',
+        '<｜DSML｜parameter name="b" string="false">',
+        '<｜DSML｜parameter name="c">',
+        "</｜DSML｜parameter>",
+        "<｜DSML",
+        "｜",
+        '<｜DSML｜invoke name="query">',
+    ],
+    "deepseek-v4.1": [
+        "<｜DSML｜ calls>",
+        "</｜DSML｜ calls>",
+        '<｜DSML｜ invoke name="get">',
+        "</｜DSML｜ invoke>",
+        '<｜DSML｜ parameter name="a" string="true">',
+        "</｜DSML｜ parameter>",
+        "</｜DSML｜",
+        " ",
+    ],
     "hermes": ["<tool_call>", "</tool_call>", "<tool", "_call>", "}}\n</tool_call>"],
 }

@@ -25,7 +25,14 @@ class Starts:
 
 
 def is_thinking(conversation: Conversation) -> bool | None:
-    """Thinking on or off, as asked for: an effort of `none` is off, any other is on."""
+    """Thinking on or off, as asked for: an effort of `none` is off, any other is on.
+
+    What the caller set for the template itself wins.
+    """
+    for name in ("enable_thinking", "thinking"):
+        given = (conversation.variables or {}).get(name)
+        if isinstance(given, bool):
+            return given
     if conversation.is_thinking is not None or conversation.effort is None:
         return conversation.is_thinking
     return conversation.effort != "none"

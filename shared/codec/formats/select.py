@@ -5,6 +5,13 @@ from dataclasses import dataclass
 from typing import Final
 
 from finback.shared.codec.formats.base import FamilyFormat, Starts
+from finback.shared.codec.formats.deepseek import (
+    DSML,
+    OPENS,
+    DeepseekFormat,
+    DsmlParser,
+    DsmlSurface,
+)
 from finback.shared.codec.formats.hermes import OPEN as HERMES_OPEN
 from finback.shared.codec.formats.hermes import HermesParser, HermesSurface
 from finback.shared.codec.formats.span_parser import Spans
@@ -13,6 +20,10 @@ from finback.shared.errors import ConfigError
 
 THINK_OPEN: Final = "<think>"
 THINK_CLOSE: Final = "</think>"
+DEEPSEEK_V4: Final = "deepseek-v4"
+DEEPSEEK_V41: Final = "deepseek-v4.1"
+# The token that V4.1 has and V4 has not.
+DEEPSEEK_SYSTEM: Final = "<｜System｜>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +48,11 @@ class Clues:
         return self.mentions("tools")
 
     @property
+    def writes_dsml(self) -> bool:
+        """Does the vocabulary have DeepSeek's token for call blocks."""
+        return DSML in self.spellings
+
+    @property
     def can_think(self) -> bool:
         """Does the model write reasoning spans."""
         return THINK_OPEN in self.spellings or self.mentions(THINK_OPEN)
@@ -53,6 +69,21 @@ def _hermes(clues: Clues, starts: Starts) -> OutputFormat:
     )
 
 
+def _deepseek(name: str, surface: DsmlSurface) -> Callable[[Clues, Starts], OutputFormat]:
+    def make(clues: Clues, starts: Starts) -> OutputFormat:
+        return DeepseekFormat(
+            name=name,
+            new_parser=DsmlParser,
+            family=surface,
+            spans=Spans(calls=OPENS, is_call_in_reasoning=True),
+            starts=starts,
+            is_special=clues.special.__contains__,
+            further_markers=(DSML,),
+        )
+
+    return make
+
+
 def _spans(clues: Clues, *calls: str) -> Spans:
     return Spans(calls=calls) if clues.can_think else Spans(think_open="", calls=calls)
 
@@ -61,8 +92,14 @@ def _spans(clues: Clues, *calls: str) -> Spans:
 _TABLE: Final[
     tuple[tuple[str, Callable[[Clues], bool], Callable[[Clues, Starts], OutputFormat]], ...]
 ] = (
+    (
+        DEEPSEEK_V41,
+        lambda clues: clues.writes_dsml and DEEPSEEK_SYSTEM in clues.spellings,
+        _deepseek(DEEPSEEK_V41, DsmlSurface(block="calls", gap=" ")),
+    ),
+    (DEEPSEEK_V4, lambda clues: clues.writes_dsml, _deepseek(DEEPSEEK_V4, DsmlSurface())),
     ("hermes", lambda clues: clues.mentions(HERMES_OPEN), _hermes),
-    ("hermes", lambda clues: not clues.knows_tools, _hermes),
+    ("hermes", lambda clues: bool(clues.templates) and not clues.knows_tools, _hermes),
 )
 NAMES: Final = tuple(dict.fromkeys((*(name for name, _, _ in _TABLE), "plain")))
 
@@ -75,8 +112,6 @@ def format_name(clues: Clues, wanted: str = "auto") -> str:
                 f"output_format {wanted!r} is not known; use auto, {', '.join(NAMES)}"
             )
         return wanted
-    if not clues.templates:
-        return "plain"
     return next((name for name, speaks, _ in _TABLE if speaks(clues)), "plain")
 
 

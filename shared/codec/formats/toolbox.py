@@ -39,6 +39,11 @@ class Toolbox:
     def __bool__(self) -> bool:
         return bool(self._by_name)
 
+    @property
+    def tools(self) -> tuple[Tool, ...]:
+        """The tools that may be called."""
+        return tuple(self._by_name.values())
+
     def find(self, name: str) -> Tool | None:
         """The tool of that name, if it may be called."""
         return self._by_name.get(name)
