@@ -41,7 +41,7 @@ class Request:
 
 
 def requests(name: str, vocab_size: int) -> list[Request]:
-    """One of the workloads latency, decode, nano and prefill; the same list in every run."""
+    """One of the workloads latency, decode, nano, prefill and agent; the same list in every run."""
     source = random.Random(0)
     highest = min(vocab_size, 10_000)
 
@@ -54,6 +54,9 @@ def requests(name: str, vocab_size: int) -> list[Request]:
         return [Request(prompt=prompt(128), num_tokens=256) for _ in range(512)]
     if name == "prefill":
         return [Request(prompt=prompt(8192), num_tokens=1) for _ in range(16)]
+    if name == "agent":
+        prefixes = [prompt(6144) for _ in range(4)]
+        return [Request(prompt=prefixes[i % 4] + prompt(128), num_tokens=64) for i in range(32)]
     if name == "nano":
         found = []
         for _ in range(256):

@@ -79,6 +79,11 @@ def record_graph(
     return graph.replay, found
 
 
+def _replay(replay: Callable[[], None], _launch: Callable[[], object]) -> None:
+    """What a graph was recorded over must outlive it, hence `_launch`."""
+    replay()
+
+
 def _drop(launch: Callable[[], object]) -> None:
     launch()
 
@@ -138,7 +143,8 @@ class Device:
             return partial(_drop, launch)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        return record_graph(launch, self._pool)[0]
+        replay = record_graph(launch, self._pool)[0]
+        return partial(_replay, replay, launch)
 
     def mark(self) -> Callable[[], None]:
         """What was launched so far: the returned call waits until it is done."""

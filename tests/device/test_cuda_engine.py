@@ -9,9 +9,11 @@ import torch
 
 from finback.kernels import dispatch
 from finback.shared.engine.config import EngineConfig
-from finback.shared.engine.sequence import SequenceSpec
+from finback.shared.engine.sequence import SequenceSpec, TokenIds
+from finback.shared.errors import InvariantViolated
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.config import ModelConfig
+from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.random_weights import RandomWeights
 from finback.shared.models.transformer import Transformer
 from finback.shared.wire.messages.generate import SamplingSpec
@@ -67,24 +69,95 @@ def true_logits(model: Transformer, tokens: list[int]) -> torch.Tensor:
     return model.logits(model.forward(batch, model.new_pool(width, 64)))
 
 
-def test_greedy_tokens_are_the_likeliest() -> None:
+def gaps(truth: Transformer, spec: SequenceSpec, tokens: list[int]) -> list[float]:
+    """How far each greedy token's float32 logit lies under the largest one."""
+    prompt = spec.token_ids.tolist()
+    rows = true_logits(truth, prompt + tokens)[len(prompt) - 1 : -1]
+    chosen = torch.tensor(tokens, device="cuda")
+    found: list[float] = (rows.max(1).values - rows.gather(1, chosen[:, None])[:, 0]).tolist()
+    return found
+
+
+# Room for all; blocks for a few, so that sequences are preempted; chunks of a few rows.
+SETTINGS = {
+    "roomy": ENGINE,
+    "tight": replace(ENGINE, num_blocks=18, max_num_seqs=8),
+    "small chunks": replace(ENGINE, max_num_batched_tokens=24),
+    "waiting for each step": replace(ENGINE, overlap_below_ms=0.0),
+}
+
+
+@pytest.mark.parametrize("setting", list(SETTINGS))
+@pytest.mark.parametrize("drafting", [False, True])
+def test_greedy_tokens_are_the_likeliest(setting: str, drafting: bool) -> None:
     from finback.shared.models.cuda_transformer import CudaTransformer
 
     reader = RandomWeights(CONFIG, device="cuda")
     kernels = dispatch.select_all("cuda", "reference")
-    wanted = specs(SamplingSpec(temperature=0.0, ignore_eos=True))
+    wanted = [
+        replace(spec, drafting=drafting)
+        for spec in specs(SamplingSpec(temperature=0.0, ignore_eos=True))
+    ]
+    model = CudaTransformer(CONFIG, reader, kernels)
+    found = generate(model, SETTINGS[setting], wanted, drafter=repeat_last)
+    truth = Transformer(
+        CONFIG, reader, kernels, device="cuda", mode="reference", dtype=torch.float32
+    )
+    for spec, completion in zip(wanted, found, strict=True):
+        assert len(completion.tokens) == spec.sampling.max_tokens
+        most = max(gaps(truth, spec, completion.tokens))
+        assert most < TOLERANCE, (spec.key, most)
+
+
+def repeat_last(_spec: SequenceSpec, known: TokenIds, _position: int) -> TokenIds:
+    """A drafter that is nearly always wrong."""
+    return np.repeat(known[-1:], 3)
+
+
+def test_what_needs_the_host_mixes_with_what_does_not() -> None:
+    """Biases and logprobs in every other sequence; greedy tokens are the likeliest all the same."""
+    from finback.shared.models.cuda_transformer import CudaTransformer
+
+    reader = RandomWeights(CONFIG, device="cuda")
+    kernels = dispatch.select_all("cuda", "reference")
+    plain = SamplingSpec(temperature=0.0, ignore_eos=True)
+    wanted = specs(plain)
+    for index in range(0, len(wanted), 2):
+        sampling = replace(wanted[index].sampling, num_logprobs=2, max_tokens=3 + index)
+        wanted[index] = replace(wanted[index], sampling=sampling)
     found = generate(CudaTransformer(CONFIG, reader, kernels), ENGINE, wanted)
     truth = Transformer(
         CONFIG, reader, kernels, device="cuda", mode="reference", dtype=torch.float32
     )
     for spec, completion in zip(wanted, found, strict=True):
         assert len(completion.tokens) == spec.sampling.max_tokens
-        prompt = spec.token_ids.tolist()
-        logits = true_logits(truth, prompt + completion.tokens)
-        rows = logits[len(prompt) - 1 : -1]
-        chosen = torch.tensor(completion.tokens, device="cuda")
-        gap = rows.max(1).values - rows.gather(1, chosen[:, None])[:, 0]
-        assert float(gap.max()) < TOLERANCE, (spec.key, gap.tolist())
+        assert max(gaps(truth, spec, completion.tokens)) < TOLERANCE
+        assert len(completion.logprobs) == (
+            0 if spec.sampling.num_logprobs is None else len(completion.tokens)
+        )
+
+
+def test_a_launch_that_waits_for_the_device_fails_the_engine() -> None:
+    from finback.shared.models.cuda_transformer import CudaTransformer
+
+    class Waiting(CudaTransformer):
+        """Reads a value of each chunk that is longer than the warm-up's."""
+
+        def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
+            hidden = super().forward(batch, kv)
+            if batch.num_rows > 64:
+                hidden.sum().item()
+            return hidden
+
+    model = Waiting(
+        CONFIG, RandomWeights(CONFIG, device="cuda"), dispatch.select_all("cuda", "fast")
+    )
+    wanted = specs(SamplingSpec(temperature=0.0, ignore_eos=True))
+    short = [spec for spec in wanted if spec.token_ids.size < 10]
+    assert all(completion.end is not None for completion in generate(model, ENGINE, short))
+    with pytest.raises(InvariantViolated, match="the engine failed") as caught:
+        generate(model, ENGINE, wanted)
+    assert "synchroniz" in str(caught.value.__cause__)
 
 
 def test_every_kind_of_sampling_runs() -> None:
