@@ -2,7 +2,7 @@
 
 Without `stream` one reply; with it one JSON chunk a message, `Finback-Seq` from 0, and a last empty
 message with `Finback-Final`. A client has no credits here: what it does not take within a bounded
-time and buffer ends its stream with `slow_consumer`.
+time and buffer ends its stream with `slow_consumer`; one that unsubscribes ends it too.
 """
 
 import asyncio
@@ -12,6 +12,7 @@ from typing import Any, Final
 from finback.services.gateway.endpoints import Endpoint
 from finback.services.gateway.error_envelope import Dialect, error_document, status_of
 from finback.services.gateway.front import Front, root_span
+from finback.services.gateway.nats_presence import Asking, Presence
 from finback.services.gateway.sink import Outcome
 from finback.shared.actor.bus import Bus, Message, Subscription
 from finback.shared.actor.envelope import error_headers
@@ -50,8 +51,18 @@ def may_reply_to(reply: str | None, prefix: str) -> bool:
 class NatsSink:
     """Publishes one answer to a reply subject."""
 
-    def __init__(self, bus: Bus, to: str, request_id: str, *, dialect: Dialect = "openai") -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        to: str,
+        request_id: str,
+        *,
+        dialect: Dialect = "openai",
+        asking: Asking | None = None,
+    ) -> None:
+        """`asking`: how it is found out that the client has left."""
         self._bus = bus
+        self._asking = asking
         self._dialect = dialect
         self._to = to
         self._request_id = request_id
@@ -99,12 +110,15 @@ class NatsSink:
             headers.update(self.headers)
         headers[h.SEQ] = str(self._seq)
         self._seq += 1
-        await self._publish(body, headers)
+        asking = None if self.is_complete else self._asking
+        await self._publish(body, headers, asking.reply() if asking is not None else None)
 
-    async def _publish(self, body: bytes, headers: dict[str, str]) -> None:
+    async def _publish(
+        self, body: bytes, headers: dict[str, str], reply: str | None = None
+    ) -> None:
         try:
             async with asyncio.timeout(SEND_TIMEOUT_S):
-                await self._bus.publish(self._to, body, headers)
+                await self._bus.publish(self._to, body, headers, reply=reply)
         except (TimeoutError, Unavailable) as error:
             raise Overloaded(
                 "the reply is not taken fast enough", reason="slow_consumer"
@@ -131,9 +145,11 @@ class NatsApi:
         self._metrics = metrics
         self._log = log
         self._subscriptions: list[Subscription] = []
+        self._presence = Presence(bus)
 
     async def start(self) -> None:
         """Subscribe; ready when this returns."""
+        await self._presence.start()
         for endpoint in self._front.endpoints.values():
 
             def take(message: Message, endpoint: Endpoint = endpoint) -> None:
@@ -152,20 +168,35 @@ class NatsApi:
         self._subscriptions.clear()
 
     async def _handle(self, endpoint: Endpoint, message: Message) -> None:
-        headers = message.headers
-        request_id = self._front.request_ids.choose(headers.get(h.REQUEST_ID))
+        request_id = self._front.request_ids.choose(message.headers.get(h.REQUEST_ID))
         dialect = endpoint.dialect
-        sink = NatsSink(self._bus, message.reply or "", request_id, dialect=dialect)
+        task, is_gone = asyncio.current_task(), False
+
+        def gone() -> None:
+            nonlocal is_gone
+            is_gone = True
+            if task is not None:
+                task.cancel()
+
+        asking = self._presence.watch(gone)
+        sink = NatsSink(self._bus, message.reply or "", request_id, dialect=dialect, asking=asking)
         status = "200"
         try:
             await self._answer(endpoint, message, sink, request_id)
         except ServingError as error:
             status = str(status_of(error, dialect))
             await self._fail(sink, error)
+        except asyncio.CancelledError:
+            if not is_gone or task is None or task.uncancel() > 0:
+                raise
+            status = "499"
+            self._metrics.count("finback.gateway.disconnects")
         except Exception:  # noqa: BLE001 -- the edge: a bug in one request must not end others
             status = "500"
             self._log.exception("request failed", request_id=request_id)
             await self._fail(sink, InvariantViolated("the server failed; see its log"))
+        finally:
+            self._presence.forget(asking)
         self._metrics.count(
             "finback.gateway.requests", endpoint=f"nats {endpoint.name}", status=status
         )

@@ -4,6 +4,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx
 import nats
 import pytest
 from nats.aio.msg import Msg
@@ -95,3 +96,59 @@ async def test_errors(stack: GatewayStack, body: Any, status: str, code: str) ->
 async def test_the_largest_body_is_read(stack: GatewayStack) -> None:
     reply = await ask(stack, "chat.completions", b" " * (8 * 2**20 - 8192) + b"{}")
     assert (reply.headers or {})["Nats-Service-Error-Code"] == "400"
+
+
+async def test_every_api_answers(stack: GatewayStack) -> None:
+    messages = {"model": MODEL, "max_tokens": 9, "messages": BODY["messages"]}
+    answer = json.loads((await ask(stack, "messages", messages)).data)
+    assert answer["content"] == [{"type": "text", "text": "one two three"}]
+    counted = json.loads((await ask(stack, "messages.count_tokens",
+                                    {"model": MODEL, "messages": BODY["messages"]})).data)  # fmt: skip
+    assert counted["input_tokens"] == answer["usage"]["input_tokens"]
+    tokens = json.loads((await ask(stack, "tokenize", {"prompt": "Hello world"})).data)["tokens"]
+    text = json.loads((await ask(stack, "detokenize", {"tokens": tokens})).data)
+    assert text == {"prompt": "Hello world"}
+    card = json.loads((await ask(stack, "models.retrieve", {"model": MODEL})).data)
+    assert card["id"] == MODEL
+
+
+async def test_stream_of_messages(stack: GatewayStack) -> None:
+    body = {"model": MODEL, "max_tokens": 9, "messages": BODY["messages"]}
+    documents = [json.loads(m.data) for m in await stream(stack, "messages", body) if m.data]
+    assert [document["type"] for document in documents][:2] == [
+        "message_start",
+        "content_block_start",
+    ]
+    assert documents[-1] == {"type": "message_stop"}
+    wrong = await ask(stack, "messages", {**body, "max_tokens": 0})
+    assert json.loads(wrong.data)["error"]["type"] == "invalid_request_error"
+
+
+async def test_a_client_that_leaves_ends_its_stream(slow_stack: GatewayStack) -> None:
+    """The server tells the gateway that nobody hears; nothing else would."""
+    connection = await nats.connect(slow_stack.nats_url)
+    first = asyncio.Event()
+
+    async def take(message: Msg) -> None:
+        first.set()
+
+    inbox = connection.new_inbox()
+    await connection.subscribe(inbox, cb=take)
+    body = {**BODY, "stream": True, "ignore_eos": True, "max_tokens": 5000}
+    subject = f"{slow_stack.prefix}.v1.api.chat.completions"
+    await connection.publish(subject, json.dumps(body).encode(), reply=inbox)
+    async with asyncio.timeout(10):
+        await first.wait()
+    await connection.close()
+    for _ in range(100):
+        if metric(slow_stack, "finback_gateway_disconnects_total"):
+            break
+        await asyncio.sleep(0.05)
+    assert metric(slow_stack, "finback_gateway_disconnects_total") == 1
+    assert metric(slow_stack, "finback_gateway_cancels_total") >= 1
+    assert metric(slow_stack, "finback_gateway_open_requests") == 0
+
+
+def metric(stack: GatewayStack, name: str) -> float:
+    lines = httpx.get(f"{stack.url}/metrics").text.splitlines()
+    return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
