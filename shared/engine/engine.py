@@ -140,11 +140,22 @@ class Engine:
         )
         self._thread.start()
         try:
-            await self._warm_up()
+            await self._warm_up_or_fail()
         except BaseException:
             await self._thread.stop()
             raise
         self._steps.start(loop, self._thread)
+
+    async def _warm_up_or_fail(self) -> None:
+        """Raise what ends the device thread meanwhile; nobody would answer any more."""
+        warm_up = asyncio.ensure_future(self._warm_up())
+        try:
+            await asyncio.wait((warm_up, self._failure), return_when=asyncio.FIRST_COMPLETED)
+            if self._failure.done():
+                self._failure.result()
+            await warm_up
+        finally:
+            warm_up.cancel()
 
     async def _warm_up(self) -> None:
         await self._thread.call(self._runner.prepare)

@@ -1,6 +1,5 @@
 """An engine on a loop thread, from its start to its stop."""
 
-import asyncio
 import atexit
 import weakref
 from collections.abc import Callable
@@ -42,7 +41,6 @@ class EngineHost:
         self._failure: BaseException | None = None
         self._is_closed = False
         self._last_stats: LLMStats | None = None
-        self._starting: asyncio.Task[None] | None = None
         calls.engine = load(calls.on_step, self._on_failure)
         self.max_model_len = calls.engine.max_model_len
         self.cache_spec = calls.engine.cache_spec
@@ -103,14 +101,12 @@ class EngineHost:
     # -- on the engine's thread
 
     async def _start(self) -> None:
-        """Start the engine, or raise what its device thread failed with before it was up."""
-        self._starting = asyncio.ensure_future(self._calls.engine.start())
         try:
-            await self._starting
-        except asyncio.CancelledError:
-            if self._failure is None:
-                raise
-            raise _failed(self._failure) from self._failure
+            await self._calls.engine.start()
+        except InvariantViolated:
+            if self._failure is not None:
+                raise _failed(self._failure) from self._failure
+            raise
 
     async def _stats(self) -> LLMStats:
         return self._calls.stats()
@@ -133,8 +129,6 @@ class EngineHost:
 
     def _on_failure(self, error: BaseException) -> None:
         self._failure = error
-        if self._starting is not None:
-            self._starting.cancel()  # nothing happens once it is done
         self._calls.end(lambda: _failed(error))
 
 
