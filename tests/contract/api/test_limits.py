@@ -5,9 +5,11 @@ import json
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import nats
 import openai
@@ -30,7 +32,7 @@ class Shop:
     def __init__(self, stack: GatewayStack, keys: Path) -> None:
         self.stack = stack
         self.keys = keys
-        self.clients: list[openai.OpenAI] = []
+        self.clients: list[openai.OpenAI | anthropic.Anthropic] = []
 
     def key(self, **values: Any) -> str:
         return key_file.create(self.keys, "n", **values)[0]
@@ -108,6 +110,52 @@ def test_openais_client_sees_each_refusal(shop: Shop) -> None:
     assert 28 <= int(headers["retry-after"]) <= 30
     assert 28_000 < int(headers["retry-after-ms"]) <= 30_000
     assert headers["x-ratelimit-reset-requests"].startswith(("59", "58", "1m0s"))
+
+
+def test_anthropics_client_sees_each_refusal(shop: Shop) -> None:
+    body: Any = {name: BODY[name] for name in ("model", "messages", "max_tokens")}
+
+    def client(key: str) -> anthropic.Anthropic:
+        made = anthropic.Anthropic(base_url=shop.stack.url, api_key=key, max_retries=0)
+        shop.clients.append(made)
+        return made
+
+    with pytest.raises(anthropic.AuthenticationError) as unknown:
+        client("wrong").messages.create(**body)
+    assert unknown.value.body == {
+        "type": "error",
+        "error": {"type": "authentication_error", "message": _message(unknown.value)},
+        "request_id": unknown.value.request_id,
+    }
+    with pytest.raises(anthropic.PermissionDeniedError):
+        client(shop.key(scopes=("usage",))).messages.create(**body)
+    key = shop.key(requests_per_min=1, tokens_per_min=500)
+    raw = client(key).messages.with_raw_response.create(**body)
+    assert raw.headers["anthropic-ratelimit-requests-limit"] == "1"
+    assert raw.headers["anthropic-ratelimit-requests-remaining"] == "0"
+    assert 0 < int(raw.headers["anthropic-ratelimit-tokens-remaining"]) < 500
+    with pytest.raises(anthropic.RateLimitError) as limited:
+        client(key).messages.create(**body)
+    headers = limited.value.response.headers
+    assert "1 requests per minute" in _message(limited.value)
+    assert limited.value.request_id == headers["request-id"]
+    assert 0 < int(headers["retry-after"]) <= 60
+    reset = datetime.strptime(headers["anthropic-ratelimit-requests-reset"], "%Y-%m-%dT%H:%M:%S%z")
+    assert 0 < (reset - datetime.now(UTC)).total_seconds() <= 61
+    assert shop.ask(key).status_code == 429, "the limits are those of all APIs together"
+
+
+def test_responses_are_limited_too(shop: Shop) -> None:
+    client = shop.client(shop.key(requests_per_min=1))
+    raw = client.responses.with_raw_response.create(model="gpt-4o", input="hi")
+    assert raw.headers["x-ratelimit-remaining-requests"] == "0"
+    with pytest.raises(openai.RateLimitError):
+        client.responses.create(model="gpt-4o", input="hi")
+
+
+def _message(error: anthropic.APIStatusError) -> str:
+    body: Any = error.body
+    return str(body["error"]["message"])
 
 
 def test_scopes_models_and_expiry(shop: Shop) -> None:
