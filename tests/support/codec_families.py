@@ -60,6 +60,9 @@ class Family:
     def call(self, name: str, arguments: str) -> str:
         if self.name == "hermes":
             return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+        if self.name in ("llama3", "json"):
+            key = "parameters" if self.name == "llama3" else "arguments"
+            return f'{{"name": "{name}", "{key}": {arguments}}}'
         gap = " " if self.name == "deepseek-v4.1" else ""
         elements = "".join(
             f'<｜DSML｜{gap}parameter name="{key}" string="{_flag(value)}">{_shown(value)}'
@@ -91,6 +94,8 @@ FAMILIES = (
     Family("hermes", "", "\n", ""),
     Family("deepseek-v4", "\n\n<｜DSML｜tool_calls>\n", "", "</｜DSML｜tool_calls>"),
     Family("deepseek-v4.1", "\n\n<｜DSML｜ calls>\n", "", "</｜DSML｜ calls>"),
+    Family("llama3", "", "; ", ""),
+    Family("json", "", "; ", ""),
 )
 
 
@@ -133,5 +138,14 @@ _FRAGMENTS = {
         "</｜DSML｜",
         " ",
     ],
+    "llama3": [
+        "<|python_tag|>",
+        "<|python",
+        "_tag|>",
+        '{"name": "get", "parameters": {',
+        "}}",
+        "[{",
+    ],
+    "json": ["[", '{"name": "get", "arguments": {}}', "}}", ", {", "; {", "}]"],
     "hermes": ["<tool_call>", "</tool_call>", "<tool", "_call>", "}}\n</tool_call>"],
 }

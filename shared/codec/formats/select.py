@@ -14,6 +14,7 @@ from finback.shared.codec.formats.deepseek import (
 )
 from finback.shared.codec.formats.hermes import OPEN as HERMES_OPEN
 from finback.shared.codec.formats.hermes import HermesParser, HermesSurface
+from finback.shared.codec.formats.llama3 import PYTHON_TAG, BareCallParser, BareSurface
 from finback.shared.codec.formats.span_parser import Spans
 from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.errors import ConfigError
@@ -53,6 +54,11 @@ class Clues:
         return DSML in self.spellings
 
     @property
+    def is_llama3(self) -> bool:
+        """Does it know tools, and have the token that Llama 3 marks calls with."""
+        return self.knows_tools and PYTHON_TAG in self.spellings
+
+    @property
     def can_think(self) -> bool:
         """Does the model write reasoning spans."""
         return THINK_OPEN in self.spellings or self.mentions(THINK_OPEN)
@@ -84,6 +90,21 @@ def _deepseek(name: str, surface: DsmlSurface) -> Callable[[Clues, Starts], Outp
     return make
 
 
+def _bare(name: str, key: str) -> Callable[[Clues, Starts], OutputFormat]:
+    def make(clues: Clues, starts: Starts) -> OutputFormat:
+        return FamilyFormat(
+            name=name,
+            new_parser=BareCallParser,
+            family=BareSurface(key),
+            spans=_spans(clues),
+            starts=starts,
+            is_special=clues.special.__contains__,
+            further_markers=(PYTHON_TAG,),
+        )
+
+    return make
+
+
 def _spans(clues: Clues, *calls: str) -> Spans:
     return Spans(calls=calls) if clues.can_think else Spans(think_open="", calls=calls)
 
@@ -99,7 +120,13 @@ _TABLE: Final[
     ),
     (DEEPSEEK_V4, lambda clues: clues.writes_dsml, _deepseek(DEEPSEEK_V4, DsmlSurface())),
     ("hermes", lambda clues: clues.mentions(HERMES_OPEN), _hermes),
+    (
+        "llama3",
+        lambda clues: clues.mentions(PYTHON_TAG) or clues.is_llama3,
+        _bare("llama3", "parameters"),
+    ),
     ("hermes", lambda clues: bool(clues.templates) and not clues.knows_tools, _hermes),
+    ("json", lambda clues: clues.knows_tools, _bare("json", "arguments")),
 )
 NAMES: Final = tuple(dict.fromkeys((*(name for name, _, _ in _TABLE), "plain")))
 

@@ -46,16 +46,20 @@ def engine() -> Vocabulary:
 
 
 def draws(
-    engine: Vocabulary, family: Family, asked: Conversation, start: Start = "answer"
+    engine: Vocabulary,
+    family: Family,
+    asked: Conversation,
+    start: Start = "answer",
+    number: int = DRAWS,
 ) -> list[list[Part]]:
     """Parsed random answers to a conversation that has a grammar."""
     made = family.format(start)
     grammar = made.grammar(asked)
     assert grammar is not None
     walk = Walk(engine, grammar)
-    answers = [walk.draw(seed) for seed in range(DRAWS)]
+    answers = [walk.draw(seed) for seed in range(number)]
     found = [parsed(made.parser(asked), answer) for answer in answers if answer is not None]
-    assert len(found) >= DRAWS // 3
+    assert len(found) >= number // 3
     return found
 
 
@@ -98,7 +102,8 @@ def test_one_call_of_a_named_tool(engine: Vocabulary, family: Family) -> None:
 def test_auto_with_strict_tools(engine: Vocabulary, family: Family, is_parallel: bool) -> None:
     choice = ToolChoice(is_parallel=is_parallel)
     num_calls = 0
-    for parts in draws(engine, family, conversation(WEATHER, NOTHING, tool_choice=choice)):
+    asked = conversation(WEATHER, NOTHING, tool_choice=choice)
+    for parts in draws(engine, family, asked, number=5 * DRAWS):
         calls = [part for part in parts if part[0] == "call"]
         for part in calls:
             check_call(part, WEATHER, NOTHING)
