@@ -45,6 +45,7 @@ _ANTHROPIC_TYPES: Final = {
     529: "overloaded_error",
 }
 _ANTHROPIC_STATUS: Final = {503: 529}
+_ANTHROPIC_DETAILS: Final = frozenset({"thread_unsupported_request"})
 
 
 def dialect_of(path: str, headers: Mapping[str, str]) -> Dialect:
@@ -88,7 +89,11 @@ def error_body(
     status, text = status_of(error, dialect), error.public_message
     if dialect == "anthropic":
         named = f"{error.param}: {text}" if error.param and error.param not in text else text
-        return anthropic_envelope(named, status, request_id=request_id)
+        body = anthropic_envelope(named, status, request_id=request_id)
+        if error.reason in _ANTHROPIC_DETAILS:
+            # By this, clients know that they can do without.
+            body["error"]["details"] = {"error_code": error.reason, "unsupported": []}
+        return body
     code = error.reason or error.code if status >= 500 else error.reason
     return envelope(text, status, param=error.param, code=code)
 

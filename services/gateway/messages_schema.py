@@ -115,3 +115,5 @@ class MessagesRequest(CountTokensRequest):
     top_k: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    # Conversations are not kept here: clients that ask are told so in the way that they know.
+    thread: dict[str, Any] | None = None

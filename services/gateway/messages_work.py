@@ -22,6 +22,7 @@ from finback.services.gateway.tool_schema import schema_fault
 from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
 from finback.shared.codec.dialogue import Conversation
+from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import ChoiceSpec, GrammarSpec
 
 _PARAMS = Params("messages", "max_tokens")
@@ -142,6 +143,12 @@ def _answer(request: CountTokensRequest) -> GrammarSpec | None:
 
 def _check(request: MessagesRequest) -> None:
     """What concerns several fields, or the inside of one."""
+    if request.thread is not None:
+        raise InvalidRequest(
+            "conversations of the Messages API are not kept here: send all messages",
+            param="thread",
+            reason="thread_unsupported_request",
+        )
     thinking = request.thinking
     if thinking is not None and thinking.type == "enabled":
         if thinking.budget_tokens is None:
