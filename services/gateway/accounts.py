@@ -146,7 +146,8 @@ class Bill:
         self._is_closed = True
         if self._admission is not None:
             num_tokens = counts.num_prompt_tokens + counts.num_completion_tokens
-            self._accounts.admissions.settle(self._admission, num_tokens)
+            admissions = self._accounts.admissions
+            admissions.settle(self._admission, self._caller.tenant, num_tokens)
         if self._is_counted:
             self._accounts.count(self._caller.tenant, outcome, counts)
 

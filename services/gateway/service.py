@@ -19,6 +19,7 @@ from finback.services.gateway.front import Front
 from finback.services.gateway.http_app import make_app
 from finback.services.gateway.http_server import HttpServer, listen
 from finback.services.gateway.idempotency import Recordings
+from finback.services.gateway.ledger import Ledger
 from finback.services.gateway.lifecycle import Lifecycle
 from finback.services.gateway.messages_work import messages_endpoints
 from finback.services.gateway.nats_api import NatsApi
@@ -124,13 +125,19 @@ class GatewayService(Service):
 
     def _open_accounts(self, model: ServedModel) -> Accounts:
         context, config = self.context, self.config
+        ledger = Ledger(
+            client=self.client,
+            subjects=self.subjects,
+            instance=self.instance,
+            metrics=self.metrics,
+            log=self.log,
+        )
         admissions = Admissions(
             client=self.client,
             subjects=self.subjects,
             directory=context.directory,
             instance=self.instance,
-            metrics=self.metrics,
-            log=self.log,
+            ledger=ledger,
         )
         meter = UsageMeter(
             UsageStore(usage_path(config)),
@@ -139,7 +146,7 @@ class GatewayService(Service):
             log=self.log,
         )
         context.directory.on_change(admissions.router_may_have_changed)
-        self.spawn(admissions.run)
+        self.spawn(ledger.run)
         self.spawn(meter.run)
         return Accounts(admissions, meter, config, model.name)
 
@@ -196,7 +203,7 @@ class GatewayService(Service):
 
     async def _close_accounts(self) -> None:
         """What is counted is written down, what has ended is told."""
-        await self.accounts.admissions.tell_now()
+        await self.accounts.admissions.ledger.tell_ends()
         await self.accounts.meter.try_flush()
 
     async def stop(self) -> None:

@@ -8,7 +8,7 @@ from finback.services.router.admission import Limits, refusal
 from finback.services.router.load_book import LoadBook, Open
 from finback.services.router.policy import choose
 from finback.services.router.prefix_book import PrefixBook, split_hashes
-from finback.services.router.tenant_book import Rate, TenantBook, TenantLimits, to_us
+from finback.services.router.tenant_desk import TenantDesk
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
@@ -17,9 +17,7 @@ from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
 from finback.shared.wire.messages.route import (
-    AdmitReply,
     AdmitRequest,
-    RateState,
     RequestEnded,
     RouteReply,
     RouteRequest,
@@ -40,7 +38,7 @@ class Router(Service):
         super().__init__(context)
         self.loads = LoadBook(max_age_s=self.config.request_timeout_s + 60)
         self.prefixes = PrefixBook()
-        self.tenants = TenantBook()
+        self.tenants = TenantDesk(self.metrics)
         self.limits = Limits(max_queue=self.config.max_queue)
         self._lost: set[tuple[str, int]] = set()
 
@@ -50,51 +48,16 @@ class Router(Service):
         ended = self.subjects.event("gateway", "request-ended")
         await self.listen(ended, RequestEnded, self._ended)
         ledger = self.subjects.event("gateway", "tenant-ledger")
-        await self.listen(ledger, TenantLedger, self._ledger)
+        await self.listen(ledger, TenantLedger, self.tenants.hear)
         lost = self.subjects.event("supervisor", "instance-lost")
         await self.listen(lost, InstanceLost, self._instance_lost)
         self.context.directory.on_change(self._directory_changed)
         self.spawn(self._sweep)
         # One worker: each answer counts what the one before has placed.
         await self.add_endpoint("route", RouteRequest, self._route, scope="both", workers=1)
-        await self.add_endpoint("admit", AdmitRequest, self._admit, scope="instance", workers=1)
-
-    async def _admit(self, call: Call[AdmitRequest]) -> AdmitReply:
-        request = call.message
-        now_us = to_us(monotonic_s())
-        self._settle(request.gateway, request.settled, now_us)
-        verdict = self.tenants.admit(
-            (request.gateway, request.request_id),
-            request.tenant,
-            TenantLimits(
-                requests_per_min=request.requests_per_min,
-                tokens_per_min=request.tokens_per_min,
-                max_concurrency=request.max_concurrency,
-            ),
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_most_tokens=request.num_most_tokens,
-            now_us=now_us,
+        await self.add_endpoint(
+            "admit", AdmitRequest, self.tenants.admit, scope="instance", workers=1
         )
-        if verdict.reason:
-            self.metrics.count("finback.router.refused", reason=verdict.reason)
-        tracing.annotate(finback__refused=verdict.reason, finback__tenant_open=verdict.num_open)
-        return AdmitReply(
-            reason=verdict.reason,
-            retry_after_ms=-(-verdict.retry_after_us // 1000),
-            is_hopeless=verdict.is_hopeless,
-            num_open=verdict.num_open,
-            requests=_state(verdict.requests),
-            tokens=_state(verdict.tokens),
-        )
-
-    def _ledger(self, ledger: TenantLedger) -> None:
-        now_us = to_us(monotonic_s())
-        self.tenants.renew((((ledger.gateway, i), tenant) for i, tenant in ledger.held), now_us)
-        self._settle(ledger.gateway, ledger.settled, now_us)
-
-    def _settle(self, gateway: str, settled: tuple[tuple[str, int], ...], now_us: int) -> None:
-        for request_id, num_tokens in settled:
-            self.tenants.settle((gateway, request_id), num_tokens, now_us)
 
     async def _route(self, call: Call[RouteRequest]) -> RouteReply:
         request = call.message
@@ -196,13 +159,5 @@ class Router(Service):
     async def _sweep(self) -> None:
         while True:
             await anyio.sleep(_SWEEP_S)
-            now_s = monotonic_s()
-            self.loads.sweep(now_s)
-            self.tenants.sweep(to_us(now_s))
-
-
-def _state(rate: Rate | None) -> RateState | None:
-    if rate is None:
-        return None
-    reset_ms = -(-rate.reset_us // 1000)
-    return RateState(limit=rate.limit, remaining=rate.remaining, reset_ms=reset_ms)
+            self.loads.sweep(monotonic_s())
+            self.tenants.sweep()

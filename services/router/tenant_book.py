@@ -9,10 +9,11 @@ After a restart the minute counts begin at nothing, and gateways bring back what
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from finback.services.router.rate_bucket import Bucket
+from finback.services.router.verdict import TenantLimits, Verdict, rate_of, to_us
 
 LEASE_S: Final = 6.0
 # A place may become free at any moment.
@@ -21,36 +22,6 @@ MAX_HELD: Final = 65_536
 MAX_TENANTS: Final = 65_536
 
 Key = tuple[str, str]  # (gateway, request id)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TenantLimits:
-    """0: no limit."""
-
-    requests_per_min: int = 0
-    tokens_per_min: int = 0
-    max_concurrency: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Rate:
-    """One limit as headers tell it: what is left now, and when all of it is back."""
-
-    limit: int
-    remaining: int
-    reset_us: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """`reason` empty: admitted. `is_hopeless`: it will not fit at any time."""
-
-    reason: str = ""
-    retry_after_us: int = 0
-    is_hopeless: bool = False
-    num_open: int = 0
-    requests: Rate | None = None
-    tokens: Rate | None = None
 
 
 @dataclass(slots=True)
@@ -98,14 +69,11 @@ class TenantBook:
             )
             if refused is None:
                 self._hold(key, tenant, requests, tokens, num_most_tokens, now_us)
-        verdict = refused or Verdict()
-        return Verdict(
-            reason=verdict.reason,
-            retry_after_us=verdict.retry_after_us,
-            is_hopeless=verdict.is_hopeless,
+        return replace(
+            refused or Verdict(),
             num_open=self._open[tenant],
-            requests=_rate(requests),
-            tokens=_rate(tokens),
+            requests=rate_of(requests),
+            tokens=rate_of(tokens),
         )
 
     def settle(self, key: Key, num_tokens: int, now_us: int) -> None:
@@ -209,11 +177,6 @@ class TenantBook:
             del self._open[tenant]
 
 
-def to_us(seconds: float) -> int:
-    """Microseconds."""
-    return int(seconds * 1_000_000)
-
-
 def _bucket(
     buckets: OrderedDict[str, Bucket], tenant: str, limit: int, now_us: int
 ) -> Bucket | None:
@@ -229,9 +192,3 @@ def _bucket(
     buckets.move_to_end(tenant)
     bucket.set_limit(limit, now_us)
     return bucket
-
-
-def _rate(bucket: Bucket | None) -> Rate | None:
-    if bucket is None:
-        return None
-    return Rate(limit=bucket.limit, remaining=bucket.remaining, reset_us=bucket.reset_us)

@@ -11,6 +11,7 @@ import pytest
 from finback.services.gateway import admissions as module
 from finback.services.gateway.admissions import Admissions, RateLimited, limited
 from finback.services.gateway.grant import TenantLimits
+from finback.services.gateway.ledger import Ledger
 from finback.services.router.service import Router
 from finback.shared.actor.client import Client
 from finback.shared.actor.local_bus import LocalBroker, LocalBus
@@ -50,13 +51,11 @@ class Nest:
     def __init__(self, broker: LocalBroker, routers: dict[str, Router]) -> None:
         self.directory = Routers()
         self.routers = routers
-        parts: Any = {"directory": self.directory, "metrics": Metrics(), "log": Mock()}
-        self.made = Admissions(
-            client=Client(LocalBus(broker), Subjects()),
-            subjects=Subjects(),
-            instance="gateway-1",
-            **parts,
-        )
+        client, subjects = Client(LocalBus(broker), Subjects()), Subjects()
+        common: Any = {"client": client, "subjects": subjects, "instance": "gateway-1"}
+        self.ledger = Ledger(**common, metrics=Metrics(), log=Mock())
+        directory: Any = self.directory
+        self.made = Admissions(**common, directory=directory, ledger=self.ledger)
 
     async def admit(self, request_id: str, limits: TenantLimits = ONE_AT_ONCE) -> tuple[str, str]:
         admission, reply = await self.made.admit(
@@ -65,7 +64,7 @@ class Nest:
         return admission, reply.reason
 
     def open_at(self, instance: str) -> int:
-        return self.routers[instance].tenants.num_open("t")
+        return self.routers[instance].tenants.book.num_open("t")
 
 
 @contextlib.asynccontextmanager
@@ -78,7 +77,7 @@ async def nest() -> AsyncIterator[Nest]:
         made = Nest(broker, {"router-1": one, "router-2": two})
         made.directory.add("router-2", 20)
         made.directory.add("router-1", 30)
-        running = asyncio.create_task(made.made.run())
+        running = asyncio.create_task(made.ledger.run())
         try:
             yield made
         finally:
@@ -90,7 +89,7 @@ async def test_the_eldest_is_asked_and_hears_of_ends_first() -> None:
         for at in range(5):
             admission, reason = await n.admit(f"r{at}")
             assert (reason, n.open_at("router-2"), n.open_at("router-1")) == ("", 1, 0)
-            n.made.settle(admission, 3)  # told with the next admission, if not before
+            n.made.settle(admission, "t", 3)  # told with the next admission, if not before
         admission, _ = await n.admit("r0")
         assert (await n.admit("r9"))[1] == "tenant_concurrency"
 
@@ -106,7 +105,7 @@ async def test_the_next_router_hears_what_is_held() -> None:
                 break
             await asyncio.sleep(0.01)
         assert (await n.admit("r2"))[1] == "tenant_concurrency"
-        n.made.settle(admission, 0)
+        n.made.settle(admission, "t", 0)
         assert (await n.admit("r2"))[1] == ""
 
 

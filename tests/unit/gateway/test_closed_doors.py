@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from finback.services.gateway.closed_doors import MAX_TENANTS, ClosedDoors
 from finback.services.gateway.grant import TenantLimits
-from finback.services.router.tenant_book import TenantBook, Verdict
-from finback.services.router.tenant_book import TenantLimits as RouterLimits
+from finback.services.router.tenant_book import TenantBook
+from finback.services.router.verdict import TenantLimits as RouterLimits
+from finback.services.router.verdict import Verdict
 from finback.shared.wire.messages.route import AdmitReply, RateState
 
 LIMITS = TenantLimits(requests_per_min=4)

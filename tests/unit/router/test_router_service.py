@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -66,7 +67,7 @@ class Nest:
         subject = SUBJECTS.service("router", "route")
         return await self.client.call(subject, request, RouteReply, timeout_s=2)
 
-    async def admit(self, request_id: str, tenant: str = "a", **limits: int) -> AdmitReply:
+    async def admit(self, request_id: str, tenant: str = "a", **limits: Any) -> AdmitReply:
         request = AdmitRequest(
             request_id=request_id,
             gateway="g",

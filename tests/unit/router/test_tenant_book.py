@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from finback.services.router.rate_bucket import MINUTE_US, Bucket
-from finback.services.router.tenant_book import LEASE_S, TenantBook, TenantLimits, Verdict, to_us
+from finback.services.router.tenant_book import LEASE_S, TenantBook
+from finback.services.router.verdict import TenantLimits, Verdict, to_us
 
 LEASE_US = to_us(LEASE_S)
 TENANTS = st.sampled_from(["a", "b"])
