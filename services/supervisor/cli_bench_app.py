@@ -50,6 +50,9 @@ def _command(workload: str) -> Callable[..., None]:
         whole: Annotated[
             bool, typer.Option("--whole", help="Offline: no text and no times of single tokens.")
         ] = False,
+        limit: Annotated[
+            bool, typer.Option(help="Measure the machine first, for the share of its limit.")
+        ] = True,
         repeat: Annotated[int, typer.Option(help="0: 5 offline, 3 else.", min=0)] = 0,
         warm_up: Annotated[int, typer.Option(help="Repetitions before, not counted.")] = 0,
         num_requests: Annotated[int, typer.Option(help="The first so many; 0: all.")] = 0,
@@ -93,6 +96,7 @@ def _command(workload: str) -> Callable[..., None]:
             timeout_s=timeout,
             targets=None if targets is None else parse(targets),
             is_whole=whole,
+            has_limit=limit,
             engine=_assignments(settings),
         )
         where = cli_bench.Where(

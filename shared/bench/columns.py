@@ -47,7 +47,7 @@ COLUMNS: Final = (
     *_milliseconds("ttft_s", "TTFT"),
     *_milliseconds("tpot_s", "TPOT"),
     *_milliseconds("itl_s", "ITL"),
-    *_milliseconds("e2e_s", "whole request"),
+    *_milliseconds("e2e_s", "request"),
     Column(
         name="goodput.requests_per_s", title="goodput", unit="1/s", is_more_better=True, digits=2
     ),
@@ -59,23 +59,23 @@ COLUMNS: Final = (
     Column(
         name="cpu_ms_per_token", title="CPU", unit="ms/token", is_more_better=False, digits=3
     ),
-    Column(name="client_cpu_s", title="CPU of the clients", unit="s", digits=2),
+    Column(name="client_cpu_s", title="client CPU", unit="s", digits=2),
     Column(
-        name="peak_rss_bytes", title="peak memory (RSS)", unit="MiB", times=_MIB, digits=0,
+        name="peak_rss_bytes", title="peak RSS", unit="MiB", times=_MIB, digits=0,
         is_more_better=False,
     ),
     Column(
-        name="pss_bytes", title="memory at the end (PSS)", unit="MiB", times=_MIB, digits=0,
+        name="pss_bytes", title="PSS at the end", unit="MiB", times=_MIB, digits=0,
         is_more_better=False,
     ),
     Column(
-        name="device_used_bytes", title="device memory in use", unit="MiB", times=_MIB, digits=0,
+        name="device_used_bytes", title="device memory", unit="MiB", times=_MIB, digits=0,
         is_more_better=False,
     ),
     Column(name="output_tokens", title="output tokens", unit="", digits=0),
-    Column(name="cached_tokens", title="prompt tokens from the cache", unit="", digits=0),
+    Column(name="cached_tokens", title="cached prompt tokens", unit="", digits=0),
     Column(name="num_refusals", title="refusals", unit="", digits=0, is_more_better=False),
-    Column(name="entropy.empirical_bits", title="entropy of the tokens", unit="bits", digits=2),
+    Column(name="entropy.empirical_bits", title="token entropy", unit="bits", digits=2),
 )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def pairs(first: Sequence[Line], second: Sequence[Line]) -> tuple[list[Pair], li
 
 def show(console: Console, pair: Pair) -> None:
     """The table of one pair, with its warnings before it."""
-    console.print(f"A  {heading(pair.a)}\nB  {heading(pair.b)}")
+    console.print(f"A  {heading(pair.a)}\nB  {heading(pair.b)}", soft_wrap=True)
     for difference in pair.differences():
         console.print(f"[yellow]differs:[/yellow] {difference}")
     table = Table(box=None, padding=(0, 2, 0, 0))

@@ -25,8 +25,8 @@ class BenchOptions:
 
     `rates_per_s`: of `chat` alone, one run for each. `num_requests` 0: all of the list. `scale`:
     every length times this. `concurrency` 0: all at once, or as they come. `clients`: processes that
-    make the load. `is_whole`: offline by `generate`, without times of single tokens. `timeout_s`: the
-    longest life of a request.
+    make the load. `is_whole`: offline by `generate`, without times of single tokens. `has_limit`: measure
+    the machine's ceilings first. `timeout_s`: the longest life of a request.
     """
 
     workload: str
@@ -44,6 +44,7 @@ class BenchOptions:
     timeout_s: float = 600.0
     targets: Targets | None = None
     is_whole: bool = False
+    has_limit: bool = True
     engine: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -54,7 +55,7 @@ class BenchOptions:
         most = workloads.SIZES.get(self.workload, MAX_REQUESTS)
         _check(f"num_requests of {self.workload}", self.num_requests, 0, most)
         _check("duration", self.duration_s, 0, 86_400)
-        _check("scale", self.scale, 0.001, 100)
+        _check("scale", self.scale, 0.001, 1)
         _check("concurrency", self.concurrency, 0, 65_536)
         _check("clients", self.clients, 1, 256)
         _check("seed", self.seed, 0, 2**20)

@@ -20,7 +20,7 @@ CURVE = (
 
 def show(console: Console, summary: Line) -> None:
     """One summary: what ran, where, and every figure with its spread."""
-    console.print(heading(summary))
+    console.print(heading(summary), soft_wrap=True)
     table = Table(box=None, padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("median", justify="right")
@@ -32,7 +32,7 @@ def show(console: Console, summary: Line) -> None:
         )
     console.print(table)
     if probe := summary.get("probe"):
-        console.print(_sampling(summary["workload"]["temperature"], probe))
+        console.print(_sampling(summary["workload"]["temperature"], probe), soft_wrap=True)
     if not summary["is_complete"]:
         console.print("[yellow]cut short:[/yellow] these figures are of what was measured")
 

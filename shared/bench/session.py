@@ -86,10 +86,9 @@ class Session:
 
     async def run(self) -> None:
         """Everything. Raises `BenchFailed` when a request failed or came back short."""
-        self._observer.says("measuring what this machine reaches at most")
-        ceilings = await measure_ceilings(self._target.device) if self._is_local else None
-        if ceilings is None and self._is_local:
-            self._observer.warns("the machine's ceilings cannot be measured: no share of the limit")
+        ceilings = None
+        if self._options.has_limit and self._is_local:
+            ceilings = await self._look_at_machine()
         about = environment.environment()
         is_offline = self._options.mode == "offline"
         self._observer.says("loading the model" if is_offline else "starting the clients")
@@ -105,6 +104,13 @@ class Session:
     @property
     def _is_local(self) -> bool:
         return self._target.pids is not None
+
+    async def _look_at_machine(self) -> Line | None:
+        self._observer.says("measuring what this machine reaches at most")
+        found = await measure_ceilings(self._target.device)
+        if found is None:
+            self._observer.warns("the machine's ceilings cannot be measured: no share of the limit")
+        return found
 
     def _note(self, facts: Line, ceilings: Line | None, about: Line) -> None:
         """What all lines and the limit need."""
@@ -139,6 +145,8 @@ class Session:
                 if self.is_interrupted:
                     break
                 line = await self._repetition(crew, requests, number, head["run_id"], rate)
+                if line is None:
+                    break
                 if number > 0:
                     kept.append(line)
                 self._check(line)
@@ -163,8 +171,8 @@ class Session:
 
     async def _repetition(
         self, crew: Crew, requests: Sequence[Request], number: int, run_id: str, rate: float | None
-    ) -> Line:
-        """Reset, send, measure; the line is recorded."""
+    ) -> Line | None:
+        """Reset, send, measure; the line is recorded. None: it was cut before anything came."""
         options = self._options
         await crew.reset()
         mark: tuple[int, ...] = ()
@@ -183,6 +191,8 @@ class Session:
                 self._pace(),
                 self._observer.goes_on,
             )
+        if run.is_cut and not any(outcome.num_tokens for outcome in run.outcomes):
+            return None
         if options.mode == "offline":
             _complete_offline(run, requests)
         found = self._figures(run, requests, meter)

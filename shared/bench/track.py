@@ -61,7 +61,13 @@ class Track:
 
     def take(self, document: bytes, at_s: float) -> None:
         """One chunk of a streamed text completion. Raises `RequestFailed` for an error in it."""
-        chunk: dict[str, Any] = json.loads(document)
+        try:
+            self._take(json.loads(document), at_s)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            shown = document[:100].decode(errors="replace")
+            raise RequestFailed(f"a chunk that is none of a completion: {shown}") from None
+
+    def _take(self, chunk: dict[str, Any], at_s: float) -> None:
         if "error" in chunk:
             raise RequestFailed(str((chunk["error"] or {}).get("message", "the request failed")))
         for choice in chunk.get("choices") or ():
@@ -98,7 +104,8 @@ class Track:
             last_s=arrivals[-1] - start_at_s if arrivals else None,
             gaps_s=tuple(gaps),
             num_wanted=self.num_wanted,
-            num_tokens=self.num_tokens,
+            # Of an answer that was cut off nobody told the count: every arrival brought one at least.
+            num_tokens=self.num_tokens if self.is_ended else max(self.num_tokens, len(arrivals)),
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_refusals=self.num_refusals,

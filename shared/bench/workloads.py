@@ -95,7 +95,7 @@ _LISTS: Final[dict[str, Callable[[random.Random, _Ids], list[Request]]]] = {
 
 
 def scaled(requests: Sequence[Request], scale: float) -> list[Request]:
-    """Every length times `scale`, at least 1: the shared prefix, the rest and the answer alike."""
+    """Every length times `scale` (at most 1), but 1 token at least: the shared prefix, the rest and the answer alike."""
     if scale == 1.0:
         return list(requests)
     return [_scaled(request, scale) for request in requests]
