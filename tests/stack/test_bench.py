@@ -55,7 +55,16 @@ def test_against_the_stack_over_http(stack: Stack) -> None:
 
 
 def test_against_the_stack_over_nats_with_two_clients(stack: Stack) -> None:
-    options = ("--nats", "--clients", "2", "--rate", "2,4", "--num-requests", "3", "--no-limit")
+    options: tuple[str, ...] = (
+        "--nats",
+        "--clients",
+        "2",
+        "--rate",
+        "2,4",
+        "--num-requests",
+        "3",
+        "--no-limit",
+    )
     options += (*SMALL, "--drafting", "--json")
     done = stack.command("bench", "chat", *options, timeout_s=120)
     assert done.returncode == 0, done.stderr
@@ -67,8 +76,8 @@ def test_against_the_stack_over_nats_with_two_clients(stack: Stack) -> None:
 
 def test_prefixes_are_shared_within_a_repetition_only(stack: Stack) -> None:
     """Two of the first five prompts of `agent` share a prefix: its full blocks are hits, once."""
-    options = ("--scale", "0.03", "--num-requests", "5", "--concurrency", "1", "--repeat", "2")
-    options += ("--drafting", "--no-limit", "--json")
+    options: tuple[str, ...] = ("--scale", "0.03", "--num-requests", "5", "--concurrency", "1")
+    options += ("--repeat", "2", "--drafting", "--no-limit", "--json")
     done = stack.command("bench", "agent", *options, timeout_s=120)
     assert done.returncode == 0, done.stderr
     lines = lines_of(done.stdout)
