@@ -9,8 +9,10 @@ import anthropic
 import openai
 import pytest
 
+from finback.services.supervisor import key_file
 from support.gateway_stack import GatewayStack
 from support.nats_server import NatsServer
+from support.shop import Shop
 from support.thinking_folder import thinking_folder
 
 MODEL = "SmolLM2-135M-Instruct"
@@ -83,3 +85,23 @@ def slow_stack(breakable_stack: GatewayStack) -> GatewayStack:
     """Whole and ready, whatever the test before did to it."""
     breakable_stack.mend()
     return breakable_stack
+
+
+@pytest.fixture(scope="session")
+def shop(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
+    folder = tmp_path_factory.mktemp("shop")
+    keys = folder / "keys.jsonl"
+    env = {
+        "FINBACK_API_KEYS_FILE": str(keys),
+        "FINBACK_LEASE_TTL_S": "1",
+        "ECHO_STEP_MS": "5",
+    }
+    stack = GatewayStack(nats_server.url, "shop", folder, env)
+    key_file.create(keys, "first")
+    try:
+        made = Shop(stack.start(), keys)
+        yield made
+        for client in made.clients:
+            client.close()
+    finally:
+        stack.stop()

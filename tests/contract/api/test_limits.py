@@ -1,16 +1,13 @@
-"""Tenants' limits and usage through a real gateway, a real router and a real server."""
+"""Tenants' limits through a real gateway, a real router and a real server."""
 
-import asyncio
 import json
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import anthropic
-import httpx
 import nats
 import openai
 import pytest
@@ -18,64 +15,7 @@ import pytest
 from finback.services.supervisor import key_file
 from support.gateway_stack import GatewayStack
 from support.nats_server import NatsServer
-
-BODY: dict[str, Any] = {
-    "model": "gpt-4o",
-    "messages": [{"role": "user", "content": "one two three"}],
-    "max_tokens": 4,
-}
-
-
-class Shop:
-    """A stack, and keys that are made while it runs."""
-
-    def __init__(self, stack: GatewayStack, keys: Path) -> None:
-        self.stack = stack
-        self.keys = keys
-        self.clients: list[openai.OpenAI | anthropic.Anthropic] = []
-
-    def key(self, **values: Any) -> str:
-        return key_file.create(self.keys, "n", **values)[0]
-
-    def id_of(self, key: str) -> str:
-        return key.split("-")[1]
-
-    def client(self, key: str) -> openai.OpenAI:
-        made = openai.OpenAI(base_url=f"{self.stack.url}/v1", api_key=key, max_retries=0)
-        self.clients.append(made)
-        return made
-
-    def ask(self, key: str, url: str = "", **more: Any) -> httpx.Response:
-        return httpx.post(
-            f"{url or self.stack.url}/v1/chat/completions",
-            json={**BODY, **more},
-            headers={"authorization": f"Bearer {key}"},
-            timeout=30,
-        )
-
-    def usage(self, key: str, **query: str) -> dict[str, Any]:
-        reply = httpx.get(
-            f"{self.stack.url}/v1/usage", headers={"authorization": f"Bearer {key}"}, params=query
-        )
-        assert reply.status_code == 200, reply.text
-        found: dict[str, Any] = reply.json()
-        return found
-
-
-@pytest.fixture(scope="module")
-def shop(nats_server: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    folder = tmp_path_factory.mktemp("shop")
-    keys = folder / "keys.jsonl"
-    env = {"FINBACK_API_KEYS_FILE": str(keys), "ECHO_STEP_MS": "5"}
-    stack = GatewayStack(nats_server.url, "shop", folder, env)
-    key_file.create(keys, "first")
-    try:
-        made = Shop(stack.start(), keys)
-        yield made
-        for client in made.clients:
-            client.close()
-    finally:
-        stack.stop()
+from support.shop import BODY, Shop
 
 
 @pytest.fixture
@@ -208,7 +148,7 @@ def test_requests_at_once_through_both_gateways(shop: Shop, other_url: str) -> N
     for _ in range(10):  # whoever has seen an answer's end may send the next
         assert shop.ask(key).status_code == 200
         assert shop.ask(key, stream=True).text.endswith("[DONE]\n\n")
-    with _stream(shop, key) as lines:
+    with shop.stream(key) as lines:
         next(lines)
         for url in (other_url, shop.stack.url):
             refused = shop.ask(key, url)
@@ -228,7 +168,7 @@ def test_what_a_gateway_and_a_router_held_when_they_died(
     gateway = more.spawn("gateway")
     more.wait_ready()
     try:
-        with _stream(shop, key, more.url) as lines:
+        with shop.stream(key, more.url) as lines:
             next(lines)
             stack.kill("router")
             stack.spawn("router")
@@ -268,76 +208,6 @@ async def test_the_same_over_nats(shop: Shop) -> None:
         await connection.close()
 
 
-async def test_usage_adds_up_to_what_clients_were_told(shop: Shop) -> None:
-    """A mixed run of whole and streamed answers, several choices, cancelled and refused ones."""
-    key = shop.key(tenant="mixed", max_concurrency=6)
-    told = {"prompt_tokens": 0, "completion_tokens": 0, "requests": 0}
-    statuses: list[int] = []
-    async with httpx.AsyncClient(
-        base_url=shop.stack.url, headers={"authorization": f"Bearer {key}"}, timeout=30
-    ) as client:
-
-        async def one(at: int) -> None:
-            content = " ".join(["word"] * (1 + at * 7 % 30))
-            body = {**BODY, "messages": [{"role": "user", "content": content}], "max_tokens": 60}
-            body |= {"n": 1 + at % 3, "stop": ["x"] if at % 4 == 0 else None}
-            is_left, is_stream = at % 5 == 0, at % 2 == 0 or at % 5 == 0
-            if is_stream:
-                body |= {"stream": True, "stream_options": {"include_usage": True}}
-            if is_left:
-                body |= {"ignore_eos": True, "max_tokens": 4000}
-            path = "/v1/chat/completions"
-            if not is_stream:
-                reply = await client.post(path, json=body)
-                statuses.append(reply.status_code)
-                if reply.status_code == 200:
-                    add(reply.json()["usage"])
-                return
-            async with client.stream("POST", path, json=body) as stream:
-                statuses.append(stream.status_code)
-                async for line in stream.aiter_lines():
-                    if is_left and "content" in line:
-                        return
-                    if line.startswith("data: {") and (usage := json.loads(line[6:]).get("usage")):
-                        add(usage)
-
-        def add(usage: dict[str, Any]) -> None:
-            told["requests"] += 1
-            for name in ("prompt_tokens", "completion_tokens"):
-                told[name] += usage[name]
-
-        for start in range(0, 40, 8):
-            await asyncio.gather(*(one(at) for at in range(start, start + 8)))
-    assert {*statuses} == {200, 429}
-    reader = shop.key(scopes=("usage",))
-    sums = await _settled_usage(shop, reader, len(statuses))
-    completed = sums["completed"]
-    assert {name: completed[name] for name in told} == told
-    assert sums["refused"]["requests"] == statuses.count(429)
-    assert sums["refused"]["prompt_tokens"] == 0
-    assert sums["cancelled"]["requests"] == statuses.count(200) - told["requests"]
-    assert sums["cancelled"]["completion_tokens"] > 0
-
-
-def test_usage_is_seen_by_its_tenant_and_survives_a_restart(shop: Shop) -> None:
-    key, reader = shop.key(tenant="lasting"), shop.key(scopes=("usage",))
-    told = shop.ask(key).json()["usage"]
-    own = shop.usage(key)
-    assert {row["tenant"] for row in own["data"]} == {"lasting"}
-    assert own["total"]["completion_tokens"] == told["completion_tokens"]
-    headers = {"authorization": f"Bearer {key}"}
-    foreign = httpx.get(f"{shop.stack.url}/v1/usage?tenant=mixed", headers=headers)
-    assert foreign.status_code == 403
-    odd = httpx.get(f"{shop.stack.url}/v1/usage?since=soon", headers=headers)
-    assert (odd.status_code, odd.json()["error"]["param"]) == (400, "since")
-    gateway = shop.stack.processes.pop("gateway")
-    gateway.terminate()
-    gateway.wait(30)
-    shop.stack.mend()
-    assert shop.usage(reader, tenant="lasting")["data"] == own["data"]
-    assert len({row["tenant"] for row in shop.usage(reader)["data"]}) > 1
-
-
 def test_the_key_itself_is_nowhere(shop: Shop) -> None:
     key = shop.key()
     shop.ask(key)
@@ -346,38 +216,9 @@ def test_the_key_itself_is_nowhere(shop: Shop) -> None:
         assert not path.is_file() or secret not in path.read_bytes(), path
 
 
-@contextmanager
-def _stream(shop: Shop, key: str, url: str = "") -> Iterator[Iterator[str]]:
-    """The lines of a stream that goes on until it is left."""
-    with httpx.Client(timeout=30) as client:
-        sent = client.stream(
-            "POST",
-            f"{url or shop.stack.url}/v1/chat/completions",
-            json={**BODY, "stream": True, "ignore_eos": True, "max_tokens": 6000},
-            headers={"authorization": f"Bearer {key}"},
-        )
-        with sent as reply:
-            yield reply.iter_lines()
-
-
 def _until_200(shop: Shop, key: str, url: str) -> None:
     end_s = time.monotonic() + 20
     while (reply := shop.ask(key, url)).status_code != 200:
         assert time.monotonic() < end_s, reply.text
         assert reply.status_code == 429
         time.sleep(0.05)
-
-
-async def _settled_usage(shop: Shop, reader: str, num_requests: int) -> dict[str, dict[str, int]]:
-    """Sums by outcome, once all requests are over (those that were left end a little later)."""
-    for _ in range(200):
-        rows = (await asyncio.to_thread(shop.usage, reader, tenant="mixed"))["data"]
-        if sum(row["requests"] for row in rows) == num_requests:
-            break
-        await asyncio.sleep(0.05)
-    sums: dict[str, dict[str, int]] = {}
-    for row in rows:
-        found = sums.setdefault(row["outcome"], {})
-        for name in ("requests", "prompt_tokens", "completion_tokens"):
-            found[name] = found.get(name, 0) + row[name]
-    return sums
