@@ -148,8 +148,10 @@ def _locked(path: Path) -> Iterator[None]:
     """One writer at a time: each writes what it has read."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with path.with_name(f".{path.name}.lock").open("a") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+        lock = path.with_name(f".{path.name}.lock")
+        lock.touch(mode=0o600)
+        with lock.open("a") as held:
+            fcntl.flock(held, fcntl.LOCK_EX)
             yield
     except OSError as error:
         raise ConfigError(f"cannot write API keys to {path}: {error.strerror}") from error

@@ -2,13 +2,18 @@
 
 import json
 from datetime import UTC, datetime
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finback.services.gateway.accounts import Accounts
+from finback.services.gateway.caller import Caller
 from finback.services.gateway.grant import Grant, TenantLimits, grants_of, read_line
 from finback.services.gateway.rate_headers import duration, rate_headers
+from finback.shared.config import StackConfig
 from finback.shared.errors import PermissionDenied
 from finback.shared.wire.messages.route import AdmitReply, RateState
 
@@ -94,3 +99,15 @@ def test_headers_of_both_dialects() -> None:
     }
     hopeless = AdmitReply(reason="tokens_per_min", is_hopeless=True)
     assert rate_headers(hopeless, "openai", now) == {"x-should-retry": "false"}
+
+
+def test_what_keys_do_not_say_the_settings_do() -> None:
+    config = StackConfig(tenant_requests_per_min=5, max_tenant_requests=2)
+    parts: Any = Mock()  # not looked at
+    accounts = Accounts(parts, parts, config, "m")
+    limits = TenantLimits(tokens_per_min=9, max_concurrency=0)
+    caller = Caller(request_id="r", tenant="t", grant=Grant(limits=limits))
+    expected = TenantLimits(requests_per_min=5, tokens_per_min=9, max_concurrency=0)
+    assert accounts.limits_of(caller) == expected
+    assert not accounts.limits_of(Caller(request_id="r")).is_unlimited
+    assert Accounts(parts, parts, StackConfig(), "m").limits_of(caller).requests_per_min == 0
