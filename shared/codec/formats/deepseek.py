@@ -11,8 +11,9 @@ from typing import Final
 from finback.shared.codec.dialogue import Conversation, Tool
 from finback.shared.codec.formats.base import FamilyFormat, is_thinking
 from finback.shared.codec.formats.surface import Surface, quote
-from finback.shared.codec.formats.tag_calls import TagCallParser, TagSyntax
+from finback.shared.codec.formats.tag_calls import TagCallParser
 from finback.shared.codec.formats.tag_surface import TagSpelling, invoke_rule
+from finback.shared.codec.formats.tag_values import TagSyntax
 from finback.shared.codec.formats.toolbox import Toolbox
 from finback.shared.codec.output import OutputParser
 from finback.shared.wire.messages.generate import GrammarSpec

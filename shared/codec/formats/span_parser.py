@@ -8,11 +8,11 @@ Blanks beside a marker belong to it: newlines at the edges of reasoning, blanks 
 after `</think>`. Everything else comes out exactly once.
 """
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from finback.shared.codec.formats.marker_search import MAX_BLANKS, MarkerSearch
 from finback.shared.codec.formats.toolbox import Toolbox
 from finback.shared.codec.output import (
     CallArguments,
@@ -25,8 +25,7 @@ from finback.shared.codec.output import (
 
 # Work on at most so many characters at a time: keeps slicing of a long push linear.
 PIECE_CHARS: Final = 4096
-# Blanks before a marker that may belong to it, and what of a call may wait for its name.
-MAX_BLANKS: Final = 64
+# What of a call may wait for its name.
 MAX_HEAD_CHARS: Final = 64 * 1024
 
 Start = Literal["opened", "expected", "answer"]
@@ -64,9 +63,9 @@ class SpanParser:
         self._marker = ""
         self._call = 0
         calls = spans.calls if toolbox else ()
-        self._in_text = _Search(calls, has_blanks=True)
+        self._in_text = MarkerSearch(calls)
         inside = calls if spans.is_call_in_reasoning else ()
-        self._in_thought = _Search((spans.think_close, *inside), has_blanks=True)
+        self._in_thought = MarkerSearch((spans.think_close, *inside))
         self._state: Callable[[], bool] = self._begin if spans.think_open else self._content
         if start == "opened":
             self._begin_reasoning()
@@ -189,7 +188,7 @@ class SpanParser:
             return self._pass_on(self._in_text)
         return self._at_call(self._in_text, *found)
 
-    def _pass_on(self, search: "_Search") -> bool:
+    def _pass_on(self, search: MarkerSearch) -> bool:
         """Let text through, but for what may be the beginning of a marker."""
         cut = len(self._text) if self._is_last else search.held_from(self._text)
         if cut:
@@ -197,7 +196,7 @@ class SpanParser:
             self._text = self._text[cut:]
         return False
 
-    def _at_call(self, search: "_Search", start: int, marker: str) -> bool:
+    def _at_call(self, search: MarkerSearch, start: int, marker: str) -> bool:
         edge = search.edge(self._text, start)
         self._say(self._span, self._text[:edge])
         self._lead, self._marker = self._text[edge:start], marker
@@ -232,37 +231,3 @@ class SpanParser:
     def _give_back(self) -> None:
         self._say(self._span, self._lead + self._text)
         self._text = self._lead = ""
-
-
-class _Search:
-    """Looks for markers in text that comes in pieces."""
-
-    def __init__(self, markers: Sequence[str], *, has_blanks: bool) -> None:
-        self._markers = re.compile("|".join(map(re.escape, markers))) if markers else None
-        self._longest = max(map(len, markers), default=0)
-        prefixes = sorted(
-            {marker[:size] for marker in markers for size in range(1, len(marker))},
-            key=len,
-            reverse=True,
-        )
-        blanks = rf"\s{{0,{MAX_BLANKS}}}" if has_blanks else ""
-        begun = f"(?:{'|'.join(map(re.escape, prefixes))})?" if prefixes else ""
-        self._tail = re.compile(rf"{blanks}{begun}\Z")
-        self._last_blanks = re.compile(rf"{blanks}\Z")
-
-    def find(self, text: str) -> tuple[int, str] | None:
-        """The first marker and where it is."""
-        found = self._markers.search(text) if self._markers else None
-        return (found.start(), found[0]) if found else None
-
-    def held_from(self, text: str) -> int:
-        """From where on the text may be a marker's beginning, or blanks that belong to one."""
-        if self._markers is None:
-            return len(text)
-        found = self._tail.search(text, max(0, len(text) - MAX_BLANKS - self._longest))
-        return found.start() if found else len(text)
-
-    def edge(self, text: str, start: int) -> int:
-        """Where the blanks before a marker at `start` begin."""
-        found = self._last_blanks.search(text[:start], max(0, start - MAX_BLANKS))
-        return found.start() if found else start

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from finback.shared.codec.dialogue import Tool
 from finback.shared.codec.formats.surface import Surface, object_schema, quote
-from finback.shared.codec.formats.tag_calls import takes_text
+from finback.shared.codec.formats.tag_values import takes_text
 from finback.shared.codec.formats.toolbox import CUSTOM_INPUT
 from finback.shared.errors import InvalidRequest
 

@@ -61,7 +61,7 @@ def test_what_is_written_is_read(
 
 
 @families
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(data=st.data(), cuts=CUTS, start=st.sampled_from(["opened", "answer"]))
 def test_any_cut_and_no_loss(
     family: Family, data: st.DataObject, cuts: list[int], start: Start
