@@ -27,7 +27,7 @@ class ChoiceEvent:
 
     `stop_reason`: the stop string or the caller's own stop token that ended it. `parts`: what a
     parser found, if the answer has one; `text` and `logprobs` are then those of the content among
-    it. `num_tokens`: how many tokens the event stands for.
+    it. `num_tokens`: how many tokens the event stands for; `token_ids`: which, if they are wanted.
     """
 
     index: int
@@ -37,6 +37,7 @@ class ChoiceEvent:
     stop_reason: str | int | None = None
     parts: Sequence[OutputEvent] = ()
     num_tokens: int = 0
+    token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,13 @@ class Answer:
         notify: asyncio.Event,
         on_restart: Callable[[int], None],
         output: Output | None = None,
+        has_token_ids: bool = False,
     ) -> None:
-        """`output`: how the text of a choice is parsed; None leaves it as it is."""
+        """`output`: how the text of a choice is parsed; None leaves it as it is.
+
+        `has_token_ids`: events bring ids, those of tokens without text of their own too.
+        """
+        self.has_token_ids = has_token_ids
         self.generations = generations
         self._desk = desk
         self.eos_ids = frozenset(tokenizer.eos_ids)
@@ -267,6 +273,7 @@ class _ChoiceText:
     def push(self, piece: Piece) -> ChoiceEvent | None:
         """The event that a piece makes, if it makes any."""
         token_ids: list[int] = memoryview(piece.token_ids).cast("i").tolist()
+        all_ids = tuple(token_ids) if self._answer.has_token_ids else ()
         logprobs, end = piece.logprobs, piece.end
         if end is not None and token_ids and token_ids[-1] == end.stop_token_id:
             token_ids.pop()  # the token that ended the answer is no part of its text
@@ -278,13 +285,18 @@ class _ChoiceText:
             return self._stopped(delta, end)
         num_tokens = self._num_silent + len(piece.token_ids) // 4
         if end is not None:
-            return self._ended(delta, end, num_tokens)
-        if not (delta.text or delta.logprobs or delta.parts):
+            return self._ended(delta, end, num_tokens, all_ids)
+        if not (delta.text or delta.logprobs or delta.parts or all_ids):
             self._num_silent = num_tokens
             return None
         self._num_silent = 0
         return ChoiceEvent(
-            self._index, delta.text, delta.logprobs, parts=delta.parts, num_tokens=num_tokens
+            self._index,
+            delta.text,
+            delta.logprobs,
+            parts=delta.parts,
+            num_tokens=num_tokens,
+            token_ids=all_ids,
         )
 
     def _stopped(self, delta: ParsedDelta, end: EndInfo | None) -> ChoiceEvent | None:
@@ -306,7 +318,9 @@ class _ChoiceText:
             self._index, delta.text, delta.logprobs, "stop", stop.matched, delta.parts
         )
 
-    def _ended(self, delta: ParsedDelta, end: EndInfo, num_tokens: int) -> ChoiceEvent:
+    def _ended(
+        self, delta: ParsedDelta, end: EndInfo, num_tokens: int, token_ids: tuple[int, ...]
+    ) -> ChoiceEvent:
         self._end = end
         self.is_told = True
         # The caller's own stop tokens are named; that the model's end token came is no news.
@@ -320,6 +334,7 @@ class _ChoiceText:
             reason,
             delta.parts,
             num_tokens,
+            token_ids,
         )
 
     def counts(self) -> EndInfo:

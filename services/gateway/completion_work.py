@@ -51,6 +51,12 @@ async def completion_work(
             "logprobs of the prompt are not available: echo and logprobs exclude each other",
             param="echo",
         )
+    if request.return_token_ids and request.stop:
+        raise InvalidRequest(
+            "ids of text behind a stop string are not told: return_token_ids and stop exclude each "
+            "other; stop_token_ids may be given",
+            param="return_token_ids",
+        )
     choices = choices_of(request)
     grammar = grammar_of(request)
     prompts, texts = await _prompts(request, model, tenant)
@@ -79,6 +85,7 @@ async def completion_work(
         choices=choices,
         stops=stops_of(request.stop),
         protocol=protocol,
+        has_token_ids=bool(request.return_token_ids),
         grammar=grammar,
         grammar_param=grammar_param(grammar, request) if grammar is not None else "",
     )

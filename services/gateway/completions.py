@@ -38,6 +38,8 @@ class CompletionProtocol(OpenAIAnswer):
             num_choices=len(echoes),
         )
         self._num_top = request.logprobs
+        self._has_ids = bool(request.return_token_ids)
+        self._token_ids: list[list[int]] = [[] for _ in echoes]
         self._echoes = echoes
         self._offsets = [0] * len(echoes)
 
@@ -53,25 +55,42 @@ class CompletionProtocol(OpenAIAnswer):
                 self._begun.add(event.index)
                 echo = self._echoes[event.index]
             if echo:
-                documents.append(chunk(self._delta(event.index, echo, ())))
-            if event.text or event.logprobs:
-                documents.append(chunk(self._delta(event.index, event.text, event.logprobs)))
+                documents.append(chunk(self._delta(event.index, echo, (), ())))
+            if event.text or event.logprobs or event.token_ids:
+                delta = self._delta(event.index, event.text, event.logprobs, event.token_ids)
+                documents.append(chunk(delta))
             if event.finish_reason is not None:
                 documents.append(chunk(_finish(event)))
         return documents
 
-    def _delta(self, index: int, text: str, logprobs: Sequence[tuple[int, TokenLogprob]]) -> str:
+    def _delta(
+        self,
+        index: int,
+        text: str,
+        logprobs: Sequence[tuple[int, TokenLogprob]],
+        token_ids: Sequence[int],
+    ) -> str:
         told = "null"
         if self._num_top is not None:
             found = self._spelling.completion(logprobs, self._num_top, self._offsets[index])
             told = json.dumps(found, ensure_ascii=False)
         self._offsets[index] += len(text)
+        ids = f'"token_ids":{json.dumps(list(token_ids))},' if self._has_ids else ""
         return (
-            f'{{"index":{index},"text":{encode_basestring(text)},"logprobs":{told},'
+            f'{{"index":{index},"text":{encode_basestring(text)},"logprobs":{told},{ids}'
             '"finish_reason":null}'
         )
 
     # -- whole
+
+    def add(self, events: Sequence[ChoiceEvent]) -> None:
+        super().add(events)
+        for event in events:
+            self._token_ids[event.index].extend(event.token_ids)
+
+    def restart(self, index: int) -> None:
+        super().restart(index)
+        self._token_ids[index].clear()
 
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
@@ -90,6 +109,7 @@ class CompletionProtocol(OpenAIAnswer):
             "logprobs": logprobs,
             "finish_reason": end.finish_reason,
             "stop_reason": end.stop_reason,
+            **({"token_ids": self._token_ids[index]} if self._has_ids else {}),
         }
 
 

@@ -203,6 +203,7 @@ class _Run:
             notify=self.notify,
             on_restart=work.protocol.restart,
             output=work.output,
+            has_token_ids=work.has_token_ids,
         )
         lifecycle = self._exchange.lifecycle
         tasks = [asyncio.create_task(lifecycle.run(generation)) for generation in generations]

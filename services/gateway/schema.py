@@ -123,3 +123,5 @@ class CompletionRequest(GenerationRequest):
     )
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    # Extension
+    return_token_ids: bool | None = None

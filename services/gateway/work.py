@@ -44,7 +44,8 @@ class Work:
 
     `grammar` is not compiled yet; `grammar_param` is the request field to blame for it. `output`:
     how the text of each choice is parsed, None: not at all. `is_open_ended`: nobody asked for a
-    limit to the answer, so that it is as much as the model has room for.
+    limit to the answer, so that it is as much as the model has room for. `has_token_ids`: the answer
+    tells its ids.
     """
 
     is_stream: bool
@@ -57,3 +58,4 @@ class Work:
     grammar_param: str = ""
     is_open_ended: bool = False
     output: Output | None = None
+    has_token_ids: bool = False

@@ -74,3 +74,31 @@ def test_refused(client: openai.OpenAI, fields: dict[str, Any], param: str | Non
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**body)
     assert caught.value.param == param
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_token_ids_are_every_token_of_the_answer(client: openai.OpenAI, is_stream: bool) -> None:
+    """Also those without text of their own; they are what the usage counts."""
+    extra = {"return_token_ids": True, "ignore_eos": True}
+    asked: Any = {"model": MODEL, "prompt": "one two three", "max_tokens": 12, "extra_body": extra}
+    if is_stream:
+        options = {"include_usage": True}
+        chunks = list(client.completions.create(**asked, stream=True, stream_options=options))
+        pieces = [choice.to_dict()["token_ids"] for c in chunks for choice in c.choices[:1] if "token_ids" in choice.to_dict()]  # fmt: skip
+        ids = [token for piece in pieces for token in piece]
+        usage = chunks[-1].usage
+    else:
+        answer = client.completions.create(**asked)
+        ids = answer.choices[0].to_dict()["token_ids"]
+        usage = answer.usage
+    assert usage is not None
+    assert len(ids) == usage.completion_tokens == 12
+    plain = client.completions.create(model=MODEL, prompt="one two three", max_tokens=12)
+    assert "token_ids" not in plain.choices[0].to_dict()
+
+
+def test_token_ids_and_stop_strings_exclude_each_other(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError, match="return_token_ids and stop"):
+        client.completions.create(
+            model=MODEL, prompt="one", stop="two", extra_body={"return_token_ids": True}
+        )
