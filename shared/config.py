@@ -54,7 +54,16 @@ class StackConfig:
     output_format: str = setting(
         "auto",
         "how the model writes reasoning and tool calls; auto: from its template",
-        choices=("auto", "hermes", "llama3", "json", "deepseek-v4", "deepseek-v4.1", "plain"),
+        choices=(
+            "auto",
+            "hermes",
+            "qwen3-coder",
+            "llama3",
+            "json",
+            "deepseek-v4",
+            "deepseek-v4.1",
+            "plain",
+        ),
     )
 
     # Where things lie

@@ -63,6 +63,12 @@ class Family:
         if self.name in ("llama3", "json"):
             key = "parameters" if self.name == "llama3" else "arguments"
             return f'{{"name": "{name}", "{key}": {arguments}}}'
+        if self.name == "qwen3-coder":
+            parameters = "".join(
+                f"<parameter={key}>\n{_shown(value)}\n</parameter>\n"
+                for key, value in json.loads(arguments).items()
+            )
+            return f"<tool_call>\n<function={name}>\n{parameters}</function>\n</tool_call>"
         gap = " " if self.name == "deepseek-v4.1" else ""
         elements = "".join(
             f'<｜DSML｜{gap}parameter name="{key}" string="{_flag(value)}">{_shown(value)}'
@@ -94,6 +100,7 @@ FAMILIES = (
     Family("hermes", "", "\n", ""),
     Family("deepseek-v4", "\n\n<｜DSML｜tool_calls>\n", "", "</｜DSML｜tool_calls>"),
     Family("deepseek-v4.1", "\n\n<｜DSML｜ calls>\n", "", "</｜DSML｜ calls>"),
+    Family("qwen3-coder", "", "\n", ""),
     Family("llama3", "", "; ", ""),
     Family("json", "", "; ", ""),
 )
@@ -137,6 +144,18 @@ _FRAGMENTS = {
         "</｜DSML｜ parameter>",
         "</｜DSML｜",
         " ",
+    ],
+    "qwen3-coder": [
+        "<tool_call>\n<function=get>",
+        "</function>",
+        "</tool_call>",
+        "<function=query>\n",
+        "<parameter=a>\n",
+        "<parameter=b>",
+        "\n</parameter>",
+        "</para",
+        "<function=",
+        "<tool_call>",
     ],
     "llama3": [
         "<|python_tag|>",

@@ -15,7 +15,7 @@ _LONG = (
     "<tool_call>", "}\n", "\n{", "name", '{"name": "', ">\n", "</think>", "hink>\n\n{", "<tool_call>\n{",
     "<｜DSML｜tool_calls>", "<｜DSML｜ calls>", "\n\n<｜", "｜DSML｜", '">', "</｜DSML｜", '" string="true">',
     "</｜DSML｜parameter>", "</｜DSML｜ parameter>", "parameter", "invoke", "ing", '}\n{"', "; ",
-    "get", "get_weather", "query", "_weather",
+    "<function=", "<parameter=", "\n</parameter>", "</function>\n", "get", "get_weather", "query", "_weather",
 )  # fmt: skip
 CONTROL = ("<|end|>", "<|python_tag|>")
 TOKENS = [bytes([value]) for value in range(256)] + [text.encode() for text in (*_LONG, *CONTROL)]

@@ -15,6 +15,8 @@ from finback.shared.codec.formats.deepseek import (
 from finback.shared.codec.formats.hermes import OPEN as HERMES_OPEN
 from finback.shared.codec.formats.hermes import HermesParser, HermesSurface
 from finback.shared.codec.formats.llama3 import PYTHON_TAG, BareCallParser, BareSurface
+from finback.shared.codec.formats.qwen_coder import FUNCTION as QWEN_FUNCTION
+from finback.shared.codec.formats.qwen_coder import QwenCoderParser, QwenCoderSurface
 from finback.shared.codec.formats.span_parser import Spans
 from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.errors import ConfigError
@@ -75,6 +77,17 @@ def _hermes(clues: Clues, starts: Starts) -> OutputFormat:
     )
 
 
+def _qwen_coder(clues: Clues, starts: Starts) -> OutputFormat:
+    return FamilyFormat(
+        name="qwen3-coder",
+        new_parser=QwenCoderParser,
+        family=QwenCoderSurface(),
+        spans=_spans(clues, HERMES_OPEN),
+        starts=starts,
+        is_special=clues.special.__contains__,
+    )
+
+
 def _deepseek(name: str, surface: DsmlSurface) -> Callable[[Clues, Starts], OutputFormat]:
     def make(clues: Clues, starts: Starts) -> OutputFormat:
         return DeepseekFormat(
@@ -119,6 +132,7 @@ _TABLE: Final[
         _deepseek(DEEPSEEK_V41, DsmlSurface(block="calls", gap=" ")),
     ),
     (DEEPSEEK_V4, lambda clues: clues.writes_dsml, _deepseek(DEEPSEEK_V4, DsmlSurface())),
+    ("qwen3-coder", lambda clues: clues.mentions(QWEN_FUNCTION), _qwen_coder),
     ("hermes", lambda clues: clues.mentions(HERMES_OPEN), _hermes),
     (
         "llama3",

@@ -36,6 +36,7 @@ class TagCallParser(TagValueParser):
 
     def _in_block(self) -> bool:
         """Between two invocations: another one, or the end of the block; else it is text."""
+        self._text = self._text.lstrip()
         tag, end = self._tag(0)
         if tag is None:
             if end == 0 or self._is_last:
@@ -84,6 +85,7 @@ class TagCallParser(TagValueParser):
 
     def _in_invoke(self) -> bool:
         """Between two parameters."""
+        self._text = self._text.lstrip()
         tag, end = self._tag(0)
         if tag is None:
             if end and not self._is_last:

@@ -33,6 +33,7 @@ class TagSpelling:
     json: str
     end: str
     line_end: str = ""
+    tells_kind: bool = True
 
     def after(self, value: str) -> str:
         """A value and its closing tag."""
@@ -40,7 +41,7 @@ class TagSpelling:
 
     def any_text(self, surface: Surface, name: str) -> str:
         """Free text and its closing tag."""
-        return f"{surface.until(name, self.line_end + self.end)} {_LINE}"
+        return f"{surface.until(name, self.end)} {_LINE}"
 
 
 def invoke_rule(surface: Surface, spelling: TagSpelling, tool: Tool, index: int) -> str:
@@ -97,6 +98,15 @@ def _element(
 ) -> str:
     """One parameter: as text where it is a string that text can be kept to, else as JSON."""
     as_text = _text(surface, spelling, schema, f"{name}_text") if takes_text(tool, key) else None
+    if takes_text(tool, key) and not spelling.tells_kind:
+        if as_text is None and tool.strict:
+            raise InvalidRequest(
+                f"the tool '{tool.name}' is strict, but this model's calls cannot be kept to the "
+                f"schema of the text '{key}'",
+                param="tools",
+            )
+        text = as_text or spelling.any_text(surface, f"{name}_text")
+        return surface.rule(name, f"{quote(spelling.text.format(key))} {text}")
     choices = []
     if as_text is not None:
         choices.append(f"{quote(spelling.text.format(key))} {as_text}")
@@ -117,7 +127,9 @@ def _text(surface: Surface, spelling: TagSpelling, schema: Any, name: str) -> st
         return spelling.after(f"({options})") if len(usable) == len(values) else None
     if schema.keys() - _UNBOUNDED <= {"minLength", "maxLength"}:
         low, high = schema.get("minLength", 0), schema.get("maxLength", "")
-        return spelling.after(f"/[^<]{{{low},{high}}}/")
+        # One lexeme with its end, which the text would otherwise take the beginning of.
+        close = quote(spelling.line_end + spelling.end)
+        return f"{surface.rule(name, f'/[^<]{{{low},{high}}}/ {close}', '[lazy]')} {_LINE}"
     return None
 
 
@@ -146,11 +158,13 @@ def _refers_elsewhere(schema: Mapping[str, Any]) -> bool:
 
 def _anything(surface: Surface, spelling: TagSpelling, name: str) -> str:
     """Any parameters at all."""
-    any_name, text, as_json = "/[A-Za-z0-9_.-]{1,64}/", spelling.text, spelling.json
-    head, tail = text.split("{}")
-    _, json_tail = as_json.split("{}")
-    value = surface.schema({})
+    any_name = "/[A-Za-z0-9_.-]{1,64}/"
+    head, tail = spelling.text.split("{}")
+    _, json_tail = spelling.json.split("{}")
     as_text = f"{quote(tail)} {spelling.any_text(surface, f'{name}_text')}"
+    if not spelling.tells_kind:
+        return surface.rule(f"{name}_any", f"{quote(head)} {any_name} {as_text}") + "*"
+    value = surface.schema({})
     as_value = f"{quote(json_tail)} {spelling.after(value)}"
     element = f"{quote(head)} {any_name} ({as_text} | {as_value})"
     return surface.rule(f"{name}_any", element) + "*"

@@ -51,6 +51,7 @@ def control(made: Codec, asked: Conversation) -> list[str]:
         (Clues(templates=HERMES), "hermes"),
         (Clues(templates={"default": LLAMA3}), "json"),
         (Clues(templates={"default": LLAMA3}, spellings=frozenset({"<|python_tag|>"})), "llama3"),
+        (Clues(templates={"default": "tools <tool_call>\n<function=f>"}), "qwen3-coder"),
         (Clues(templates={"default": "{{ tools }}"}), "json"),
         (Clues(templates={}, spellings=frozenset({"｜DSML｜"})), "deepseek-v4"),
         (Clues(templates={}, spellings=frozenset({"｜DSML｜", "<｜System｜>"})), "deepseek-v4.1"),
