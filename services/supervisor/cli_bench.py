@@ -51,6 +51,7 @@ class Where:
     key: str | None
     device: str
     drafting: bool
+    has_ids: bool
 
 
 def bench(options: BenchOptions, where: Where, output: Path | None, *, as_json: bool) -> int:
@@ -189,6 +190,7 @@ def _outside(options: BenchOptions, where: Where, url: str) -> Target:
         "url": url,
         "model": where.model,
         "key": where.key or "",
+        "has_ids": where.has_ids,
     }
     facts = {"mode": "http", "model": where.model, "device": None, "drafting": None}
     return Target(opening=opening, device="auto", pids=None, facts=facts)
@@ -228,7 +230,7 @@ def _opening(options: BenchOptions, where: Where, found: Running, prefix: str) -
         "key": where.key or "",
     }
     if options.mode == "http":
-        return opening | {"url": found.state.http}
+        return opening | {"url": found.state.http, "has_ids": True}
     return opening | {"bus": asdict(ask.client_settings(found.state.nats)), "prefix": prefix}
 
 

@@ -36,6 +36,9 @@ def _command(workload: str) -> Callable[..., None]:
         url: Annotated[
             str | None, typer.Option(help="Another OpenAI-compatible service, http://host:port.")
         ] = None,
+        token_ids: Annotated[
+            bool, typer.Option("--token-ids", help="It knows return_token_ids: count by them.")
+        ] = False,
         key: Annotated[str | None, typer.Option(help="API key.", envvar="FINBACK_API_KEY")] = None,
         model: Annotated[
             str | None,
@@ -100,7 +103,13 @@ def _command(workload: str) -> Callable[..., None]:
             engine=_assignments(settings),
         )
         where = cli_bench.Where(
-            run_dir=run_dir, url=url, model=model, key=key, device=device, drafting=drafting
+            run_dir=run_dir,
+            url=url,
+            model=model,
+            key=key,
+            device=device,
+            drafting=drafting,
+            has_ids=token_ids,
         )
         raise typer.Exit(cli_bench.bench(options, where, output, as_json=as_json))
 

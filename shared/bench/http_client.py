@@ -20,8 +20,11 @@ CONNECT_TIMEOUT_S: Final = 10.0
 _TOO_MANY: Final = (429, 503)
 
 
-def completion_body(job: Job, sampling: Sampling, model: str) -> bytes:
-    """The JSON of one request, for `/v1/completions` or the NATS request API."""
+def completion_body(job: Job, sampling: Sampling, model: str, *, has_ids: bool) -> bytes:
+    """The JSON of one request, for `/v1/completions` or the NATS request API.
+
+    `has_ids`: ask for the ids of all tokens, so that they are counted as they come.
+    """
     body: dict[str, Any] = {
         "model": model,
         "prompt": job.prompt,
@@ -32,6 +35,8 @@ def completion_body(job: Job, sampling: Sampling, model: str) -> bytes:
         "stream": True,
         "stream_options": {"include_usage": True},
     }
+    if has_ids:
+        body["return_token_ids"] = True
     if sampling.num_logprobs is not None:
         body["logprobs"] = sampling.num_logprobs
     return json.dumps(body, separators=(",", ":")).encode()
@@ -48,8 +53,9 @@ def check_url(url: str) -> SplitResult:
 class HttpClient:
     """A `Client` of an OpenAI-compatible service."""
 
-    def __init__(self, *, url: str, model: str, key: str = "") -> None:
+    def __init__(self, *, url: str, model: str, key: str = "", has_ids: bool = True) -> None:
         """`url`: without `/v1`. Raises `ConfigError` if it is none."""
+        self._has_ids = has_ids
         parts = check_url(url)
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -67,7 +73,7 @@ class HttpClient:
 
     async def ask(self, job: Job, sampling: Sampling, track: Track) -> None:
         """See `Client`."""
-        body = completion_body(job, sampling, self._model)
+        body = completion_body(job, sampling, self._model, has_ids=self._has_ids)
         head = f"{self._head}\r\nContent-Length: {len(body)}\r\n\r\n"
         connection = await self._connection()
         try:

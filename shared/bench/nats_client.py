@@ -37,7 +37,7 @@ class NatsClient:
         """See `Client`."""
         stream = _Stream(track)
         inbox = self._bus.new_inbox()
-        body = completion_body(job, sampling, self._model)
+        body = completion_body(job, sampling, self._model, has_ids=True)
         try:
             subscription = await self._bus.subscribe(inbox, stream.take)
             try:

@@ -38,16 +38,19 @@ class Track:
         self.error = ""
         self.token_counts: Counter[int | str] = Counter()
         self.surprisals_bits: list[float] = []
+        self._num_ids = 0
         self._arrivals_s: list[float] = []
         self._ended_at_s: float | None = None
 
     @property
-    def num_arrivals(self) -> int:
-        return len(self._arrivals_s)
+    def num_arrived(self) -> int:
+        """Tokens so far, as far as it is known how many an arrival brings."""
+        return max(self._num_ids, self.num_tokens, len(self._arrivals_s))
 
     def sent(self, at_s: float) -> None:
         """A try begins; what an earlier, refused one left is forgotten."""
         self.sent_at_s = at_s
+        self._num_ids = 0
         self._arrivals_s.clear()
 
     def arrived(self, at_s: float) -> None:
@@ -72,10 +75,14 @@ class Track:
             raise RequestFailed(str((chunk["error"] or {}).get("message", "the request failed")))
         for choice in chunk.get("choices") or ():
             logprobs = choice.get("logprobs")
-            if choice.get("text") or logprobs:
+            token_ids = choice.get("token_ids")
+            if choice.get("text") or logprobs or token_ids:
                 self.arrived(at_s)
+            if token_ids:
+                self._num_ids += len(token_ids)
+                self.token_counts.update(token_ids)
             if logprobs:
-                self._keep_logprobs(logprobs)
+                self._keep_logprobs(logprobs, has_ids=bool(token_ids))
             if choice.get("finish_reason"):
                 self.ended(at_s)
         if usage := chunk.get("usage"):
@@ -83,9 +90,14 @@ class Track:
             self.num_prompt_tokens = usage["prompt_tokens"]
             details = usage.get("prompt_tokens_details") or {}
             self.num_cached_tokens = details.get("cached_tokens") or 0
+            if self._num_ids and self._num_ids != self.num_tokens:
+                raise RequestFailed(
+                    f"{self._num_ids} token ids came, but the usage counts {self.num_tokens}"
+                )
 
-    def _keep_logprobs(self, logprobs: dict[str, Any]) -> None:
-        self.token_counts.update(logprobs.get("tokens") or ())
+    def _keep_logprobs(self, logprobs: dict[str, Any], *, has_ids: bool) -> None:
+        if not has_ids:
+            self.token_counts.update(logprobs.get("tokens") or ())
         for value in logprobs.get("token_logprobs") or ():
             self.surprisals_bits.append(-value / math.log(2))
 
@@ -105,7 +117,7 @@ class Track:
             gaps_s=tuple(gaps),
             num_wanted=self.num_wanted,
             # Of an answer that was cut off nobody told the count: every arrival brought one at least.
-            num_tokens=self.num_tokens if self.is_ended else max(self.num_tokens, len(arrivals)),
+            num_tokens=self.num_tokens or self.num_arrived,
             num_prompt_tokens=self.num_prompt_tokens,
             num_cached_tokens=self.num_cached_tokens,
             num_refusals=self.num_refusals,

@@ -108,7 +108,7 @@ class Worker:
                 {
                     "kind": "progress",
                     "num_done": sum(track.is_ended for track in load.tracks),
-                    "num_tokens": sum(t.num_tokens or t.num_arrivals for t in load.tracks),
+                    "num_tokens": sum(track.num_arrived for track in load.tracks),
                 }
             )
 
@@ -126,7 +126,9 @@ async def open_client(line: Line) -> Client:
     if mode == "http":
         from finback.shared.bench.http_client import HttpClient
 
-        return HttpClient(url=line["url"], model=line["model"], key=line["key"])
+        return HttpClient(
+            url=line["url"], model=line["model"], key=line["key"], has_ids=line["has_ids"]
+        )
     if mode == "nats":
         from finback.shared.actor.nats_bus import BusSettings
         from finback.shared.bench.nats_client import NatsClient

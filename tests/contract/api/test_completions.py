@@ -81,17 +81,16 @@ def test_token_ids_are_every_token_of_the_answer(client: openai.OpenAI, is_strea
     """Also those without text of their own; they are what the usage counts."""
     extra = {"return_token_ids": True, "ignore_eos": True}
     asked: Any = {"model": MODEL, "prompt": "one two three", "max_tokens": 12, "extra_body": extra}
+    create: Any = client.completions.create
     if is_stream:
-        options = {"include_usage": True}
-        chunks = list(client.completions.create(**asked, stream=True, stream_options=options))
-        pieces = [choice.to_dict()["token_ids"] for c in chunks for choice in c.choices[:1] if "token_ids" in choice.to_dict()]  # fmt: skip
-        ids = [token for piece in pieces for token in piece]
+        chunks = list(create(**asked, stream=True, stream_options={"include_usage": True}))
+        choices = [choice.to_dict() for chunk in chunks for choice in chunk.choices]
+        ids = [token for choice in choices for token in choice.get("token_ids", ())]
         usage = chunks[-1].usage
     else:
-        answer = client.completions.create(**asked)
+        answer = create(**asked)
         ids = answer.choices[0].to_dict()["token_ids"]
         usage = answer.usage
-    assert usage is not None
     assert len(ids) == usage.completion_tokens == 12
     plain = client.completions.create(model=MODEL, prompt="one two three", max_tokens=12)
     assert "token_ids" not in plain.choices[0].to_dict()

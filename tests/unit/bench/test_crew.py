@@ -25,7 +25,7 @@ def whole(body: Body, number: int) -> tuple[int, dict[str, str], list[bytes]]:
 
 
 def opening(url: str) -> dict[str, object]:
-    return {"kind": "open", "mode": "http", "url": url, "model": "m", "key": ""}
+    return {"kind": "open", "mode": "http", "url": url, "model": "m", "key": "", "has_ids": False}
 
 
 def quiet(num_done: int, num_tokens: int) -> None:

@@ -59,6 +59,28 @@ async def test_every_token_is_counted_and_every_arrival_timed() -> None:
     assert "top_p" not in body
 
 
+def with_ids(num_ids: int) -> Script:
+    """Four tokens in the usage, `num_ids` ids, two of them in an event without text."""
+
+    def script(body: Body, number: int) -> tuple[int, dict[str, str], list[bytes]]:
+        assert body["return_token_ids"] is True
+        silent = {"index": 0, "text": "", "token_ids": [7, 8], "finish_reason": None}
+        rest = {"index": 0, "text": "a", "token_ids": [9] * (num_ids - 2), "finish_reason": None}
+        return 200, {}, [event(choices=[silent]), event(choices=[rest]), *answer(body)[4:]]
+
+    return script
+
+
+async def test_ids_are_counted_and_must_agree_with_the_usage() -> None:
+    async with sse_server(with_ids(4), pause_s=0.005) as server:
+        (outcome,) = await load(server, jobs(1))
+    assert outcome.is_whole
+    assert len(outcome.gaps_s) == 1  # the event without text was an arrival too
+    async with sse_server(with_ids(5)) as server:
+        (outcome,) = await load(server, jobs(1))
+    assert outcome.error == "5 token ids came, but the usage counts 4"
+
+
 async def test_a_bound_is_kept_and_connections_are_used_again() -> None:
     pace = Pace(concurrency=2, is_open=False, timeout_s=20.0)
     async with sse_server(whole) as server:
@@ -137,7 +159,7 @@ async def test_a_cut_run_keeps_what_came() -> None:
         run = Load(client, jobs(1, num_tokens=500), Sampling(temperature=0.6), PACE)
         start_at_s = time.monotonic()
         task = asyncio.create_task(run.run(start_at_s))
-        while not (run.tracks and run.tracks[0].num_arrivals >= 3):  # noqa: ASYNC110 -- no event
+        while not (run.tracks and run.tracks[0].num_arrived >= 3):  # noqa: ASYNC110 -- no event
             await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.wait([task])
