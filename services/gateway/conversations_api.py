@@ -18,7 +18,7 @@ from finback.services.gateway.responses_schema import (
 )
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.store import Store
-from finback.services.gateway.store_conversations import StoredConversation
+from finback.services.gateway.store_append import StoredConversation
 from finback.services.gateway.store_limits import Item, metadata_of
 from finback.services.gateway.validation import check
 from finback.shared.errors import InvalidRequest

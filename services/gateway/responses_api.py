@@ -9,11 +9,13 @@ from finback.services.gateway.caller import Caller
 from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.query_values import typed
+from finback.services.gateway.responses_attempt import new_protocol
+from finback.services.gateway.responses_conversation import conversation_of
 from finback.services.gateway.responses_follow import Follower
-from finback.services.gateway.responses_jobs import Jobs, new_protocol
+from finback.services.gateway.responses_jobs import Jobs
 from finback.services.gateway.responses_keep import KeepingSink, kept_of
 from finback.services.gateway.responses_object import skeleton
-from finback.services.gateway.responses_plan import Plan, context_of, conversation_of, make_plan
+from finback.services.gateway.responses_plan import Plan, context_of, make_plan
 from finback.services.gateway.responses_schema import (
     CountRequest,
     InputItemsRequest,
@@ -26,7 +28,7 @@ from finback.services.gateway.responses_work import encode, responses_work
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.store import Store
 from finback.services.gateway.store_limits import Item
-from finback.services.gateway.store_responses import Stored
+from finback.services.gateway.store_rows import Stored
 from finback.services.gateway.validation import check
 from finback.shared.errors import InvalidRequest, NotFound, ServingError
 from finback.shared.telemetry.metrics import Metrics
@@ -96,7 +98,7 @@ class ResponsesApi:
     async def cancel(self, body: bytes, caller: Caller, sink: Sink) -> None:
         """`POST /v1/responses/{response_id}/cancel`: a finished one is given back as it is."""
         name = check(parse_object(body), ResponseRef).response_id
-        stored = await self._store.responses.cancel(caller.tenant, name)
+        stored = await self._store.leases.cancel(caller.tenant, name)
         if stored is None:
             raise not_found(name)
         if not stored.is_background:

@@ -3,10 +3,10 @@
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-from finback.services.gateway.responses_output import Numbering
+from finback.services.gateway.responses_output_items import Numbering
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.store import Store
-from finback.services.gateway.store_responses import UNFINISHED
+from finback.services.gateway.store_rows import UNFINISHED
 from finback.shared.clock import monotonic_s
 from finback.shared.errors import InvalidRequest, NotFound
 

@@ -101,6 +101,6 @@ class JobSink:
             return
         self._is_over = True
         kept = kept_of(self._plan, final, self._tenant)
-        if not await self._store.responses.finish(kept, self._epoch):
+        if not await self._store.leases.finish(kept, self._epoch):
             raise Cancelled("another gateway makes this response, or it was cancelled")
         self._on_news()

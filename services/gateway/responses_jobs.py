@@ -8,46 +8,25 @@ no longer in the registry. A gateway that was only taken for dead finds its epoc
 import asyncio
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Final
 
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.exchange import Exchange
-from finback.services.gateway.grant import Grant, TenantLimits
-from finback.services.gateway.openai_format import Spelling
-from finback.services.gateway.responses_job_sink import JobSink
+from finback.services.gateway.responses_attempt import Attempts, grant_json
 from finback.services.gateway.responses_keep import kept_of
 from finback.services.gateway.responses_object import skeleton
-from finback.services.gateway.responses_output import Numbering
-from finback.services.gateway.responses_plan import Plan, of_json
-from finback.services.gateway.responses_protocol import (
-    FRESH,
-    Opening,
-    ResponsesProtocol,
-    error_of,
-)
-from finback.services.gateway.responses_sealed import Seals
-from finback.services.gateway.responses_work import responses_work, wants_logprobs, wants_sealed
+from finback.services.gateway.responses_output_items import Numbering
+from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.store import Store
-from finback.services.gateway.store_responses import Kept, Stored
 from finback.shared.actor.deadline import Deadline
-from finback.shared.errors import (
-    Cancelled,
-    InvariantViolated,
-    Overloaded,
-    ServingError,
-    Unavailable,
-)
-from finback.shared.telemetry import tracing
+from finback.shared.errors import Cancelled, Overloaded, ServingError, Unavailable
 from finback.shared.telemetry.metrics import Metrics
 
 MAX_RUNNING: Final = 64
 MAX_OPEN: Final = 1_024
-MAX_ATTEMPTS: Final = 3
 ADOPT_S: Final = 1.0
-RETRY_S: Final = 0.5
-# The events that a streamed one begins with when it is queued: `created` and `queued`.
-NUM_QUEUED_EVENTS: Final = 2
+# How often a log is looked at that another gateway writes.
+LOOK_S: Final = 0.2
 
 
 @dataclasses.dataclass(slots=True)
@@ -72,19 +51,17 @@ class Jobs:
         *,
         exchange: Exchange,
         store: Store,
-        seals: Seals,
+        attempts: Attempts,
         instance: str,
         is_alive: Callable[[str], bool],
-        timeout_s: float,
         metrics: Metrics,
         log: Any,
     ) -> None:
         self._exchange = exchange
         self._store = store
-        self._seals = seals
+        self._attempts = attempts
         self._instance = instance
         self._is_alive = is_alive
-        self._timeout_s = timeout_s
         self._metrics = metrics
         self._log = log
         self._jobs: dict[str, _Job] = {}
@@ -103,7 +80,7 @@ class Jobs:
         try:
             saved = {**plan.to_json(), "grant": grant_json(caller.grant)}
             kept = kept_of(plan, body, caller.tenant)
-            await self._store.responses.queue(kept, saved, self._instance)
+            await self._store.leases.queue(kept, saved, self._instance)
             if plan.request.stream:
                 await self._log_queued(plan, body)
         except BaseException:
@@ -121,11 +98,12 @@ class Jobs:
     async def wait_news(self, response_id: str, at_most_s: float) -> None:
         """Return when there may be news of a response, after `at_most_s` at the latest."""
         job = self._jobs.get(response_id)
+        wait_s = min(at_most_s, LOOK_S)
         if job is None:
-            await asyncio.sleep(min(at_most_s, 0.2))  # another gateway makes it
+            await asyncio.sleep(wait_s)
             return
         try:
-            async with asyncio.timeout(at_most_s):
+            async with asyncio.timeout(wait_s):
                 await job.news.wait()
         except TimeoutError:
             return
@@ -148,14 +126,14 @@ class Jobs:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _log_queued(self, plan: Plan, body: dict[str, Any]) -> None:
-        numbering = self._protocol(plan, body, "").numbering
+        numbering = Numbering()
         kinds = ("response.created", "response.queued")
         documents = [numbering.document(kind, response=body) for kind in kinds]
         await self._store.events.append(plan.response_id, 0, 0, documents)
 
     async def _adopt(self, *, may_inherit: bool) -> None:
         before = {name: job for name, job in self._jobs.items() if job.epoch}
-        rows = await self._store.responses.unfinished()
+        rows = await self._store.leases.unfinished()
         epochs = {name: epoch for name, _, epoch in rows}
         for name, job in before.items():
             if epochs.get(name, job.epoch + 1) > job.epoch:
@@ -185,174 +163,19 @@ class Jobs:
     async def _run(self, response_id: str, job: _Job, epoch: int) -> None:
         """One claim of one response, to its end. A failure of ours is the response's own."""
         async with self._slots:
-            stored = await self._store.responses.claim(response_id, epoch, self._instance)
-            if stored is None:
-                return
-            job.epoch = stored.epoch
             try:
-                await self._make(stored, job)
+                stored = await self._store.leases.claim(response_id, epoch, self._instance)
+                if stored is None:
+                    return
+                job.epoch = stored.epoch
+                await self._attempts.make(stored, job.tell)
             except Cancelled as error:
                 self._log.info("response given up", id=response_id, why=error.public_message)
             except asyncio.CancelledError:
-                await asyncio.shield(self._store.responses.release(response_id, stored.epoch))
+                if job.epoch:
+                    await asyncio.shield(self._store.leases.release(response_id, job.epoch))
                 raise
             except ServingError as error:  # of the store: it is adopted when that is back
                 self._log.warning("response interrupted", id=response_id, error=error)
             except Exception:  # noqa: BLE001 -- the edge: a bug in one must not end others
                 self._log.exception("background response failed", response_id=response_id)
-
-    async def _make(self, stored: Stored, job: _Job) -> None:
-        if stored.num_attempts > MAX_ATTEMPTS:
-            return await self._give_up(stored)
-        tenant = stored.tenant
-        plan = of_json(stored, partial(self._seals.unseal, tenant=tenant))
-        body = {**skeleton(plan, self._exchange.model.name), "status": "in_progress"}
-        opening, first = await self._opening(stored, plan)
-        protocol = self._protocol(plan, body, tenant, opening=opening, first=first)
-        sink = JobSink(
-            plan, protocol, self._store, tenant=tenant, epoch=stored.epoch, on_news=job.tell
-        )
-        caller = Caller(
-            request_id=f"{stored.response_id}-{stored.epoch}",
-            tenant=tenant,
-            grant=grant_of((stored.plan or {})["grant"]),
-        )
-        attributes = {tracing.REQUEST_ID: caller.request_id, "gen_ai.operation.name": "chat"}
-        flushing = asyncio.create_task(sink.flush_forever())
-        try:
-            with tracing.span("gateway responses background", attributes):
-                await _first_failure(self._serve(plan, protocol, caller, sink), flushing)
-        finally:
-            flushing.cancel()
-            await asyncio.gather(flushing, return_exceptions=True)
-
-    async def _serve(
-        self, plan: Plan, protocol: ResponsesProtocol, caller: Caller, sink: JobSink
-    ) -> None:
-        """Nobody waits: what is refused for now is tried again until its time is over."""
-        request, deadline = plan.request, Deadline.after(self._timeout_s)
-        make_work = partial(
-            responses_work,
-            plan,
-            self._exchange.model,
-            protocol,
-            tenant=caller.tenant,
-            is_stream=bool(request.stream),
-        )
-        while True:
-            try:
-                await self._exchange.serve(
-                    "responses", make_work, caller, sink, asked_model=request.model or ""
-                )
-            except (Overloaded, Unavailable) as error:
-                if sink.is_begun:
-                    raise
-                if self._exchange.is_draining:
-                    raise asyncio.CancelledError from error
-                wait_s = error.retry_after_s or RETRY_S
-                if deadline.remaining_s() <= wait_s:
-                    return await sink.fail(error)
-                await asyncio.sleep(wait_s)
-            except ServingError as error:
-                if sink.is_begun or isinstance(error, Cancelled):
-                    raise
-                return await sink.fail(error)
-            else:
-                return
-
-    async def _give_up(self, stored: Stored) -> None:
-        """Made thrice and never finished: it may be what ends its gateways."""
-        error = InvariantViolated(f"the response was interrupted {MAX_ATTEMPTS} times")
-        body = {**stored.body, "status": "failed", "error": error_of(error)}
-        saved = (stored.plan or {}).get("request", {})
-        if saved.get("stream"):
-            numbering = Numbering(await self._store.events.begin(stored.response_id, keeps=-1))
-            kinds = ("response.created", "response.failed")
-            documents = [numbering.document(kind, response=body) for kind in kinds]
-            first = numbering.next - len(documents)
-            await self._store.events.append(stored.response_id, stored.epoch, first, documents)
-        kept = Kept(response_id=stored.response_id, tenant=stored.tenant, body=body, items=())
-        await self._store.responses.finish(kept, stored.epoch)
-
-    async def _opening(self, stored: Stored, plan: Plan) -> tuple[Opening, int]:
-        """What the attempt's stream begins with, and its first number.
-
-        Numbers go on after those of a lost attempt, whose events are forgotten: who followed it
-        sees a new `created`, and never one text continued by another.
-        """
-        if not plan.request.stream:
-            return FRESH, 0
-        is_first = stored.num_attempts == 1
-        number = await self._store.events.begin(
-            stored.response_id, keeps=NUM_QUEUED_EVENTS if is_first else 0
-        )
-        is_queued = is_first and number == NUM_QUEUED_EVENTS
-        return (("response.in_progress",) if is_queued else FRESH), number
-
-    def _protocol(
-        self,
-        plan: Plan,
-        body: dict[str, Any],
-        tenant: str,
-        *,
-        opening: Opening = FRESH,
-        first: int = 0,
-    ) -> ResponsesProtocol:
-        return new_protocol(
-            plan, body, self._exchange, self._seals, tenant, opening=opening, first=first
-        )
-
-
-def new_protocol(
-    plan: Plan,
-    body: dict[str, Any],
-    exchange: Exchange,
-    seals: Seals,
-    tenant: str,
-    *,
-    opening: Opening = FRESH,
-    first: int = 0,
-) -> ResponsesProtocol:
-    """The protocol of one attempt; `body` is the response as it begins."""
-    return ResponsesProtocol(
-        body,
-        spelling=Spelling(exchange.model.tokenizer),
-        with_logprobs=wants_logprobs(plan),
-        seal=partial(seals.seal, tenant=tenant) if wants_sealed(plan) else None,
-        opening=opening,
-        first_number=first,
-    )
-
-
-async def _first_failure(work: Any, beside: "asyncio.Task[None]") -> None:
-    """Await `work`; if what runs beside it fails first, cancel it and raise that."""
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait([task, beside], return_when=asyncio.FIRST_COMPLETED)
-        if beside.done() and not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-            beside.result()
-        await task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
-
-
-def grant_json(grant: Grant) -> dict[str, Any]:
-    """What a key allows, for the store."""
-    saved = dataclasses.asdict(grant)
-    return {**saved, "scopes": sorted(grant.scopes), "models": sorted(grant.models)}
-
-
-def grant_of(saved: dict[str, Any]) -> Grant:
-    """The grant again."""
-    return Grant(
-        **{
-            **saved,
-            "scopes": frozenset(saved["scopes"]),
-            "models": frozenset(saved["models"]),
-            "limits": TenantLimits(**saved["limits"]),
-        }
-    )

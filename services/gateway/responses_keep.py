@@ -7,7 +7,7 @@ from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.responses_protocol import ResponsesProtocol
 from finback.services.gateway.sink import Outcome, Sink
-from finback.services.gateway.store_responses import Kept
+from finback.services.gateway.store_rows import Kept
 
 Keep = Callable[[dict[str, Any]], Awaitable[bool]]
 

@@ -6,15 +6,19 @@ One item is open at a time: added, filled by deltas, done. `output_index` counts
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from json.encoder import encode_basestring
 from typing import Any
 
 from finback.services.gateway.answer import ChoiceEvent
-from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.responses_items import new_id
+from finback.services.gateway.responses_output_items import (
+    Call,
+    Logprob,
+    Message,
+    Numbering,
+    Reasoning,
+)
 from finback.services.gateway.store_limits import Item
-from finback.shared.codec.dialogue import ToolKind
 from finback.shared.codec.output import (
     CallArguments,
     CallBegin,
@@ -23,96 +27,6 @@ from finback.shared.codec.output import (
     ReasoningPart,
     TextPart,
 )
-
-Logprob = dict[str, Any]
-
-
-class Numbering:
-    """Makes documents with rising sequence numbers; `begin` is the first one's."""
-
-    def __init__(self, begin: int = 0) -> None:
-        self.next = begin
-
-    def document(self, kind: str, **fields: Any) -> bytes:
-        """One event."""
-        return to_json({"type": kind, "sequence_number": self.take(), **fields})
-
-    def take(self) -> int:
-        """The next number, for a document that is made elsewhere."""
-        number, self.next = self.next, self.next + 1
-        return number
-
-
-@dataclass(slots=True)
-class _Message:
-    item_id: str = field(default_factory=lambda: new_id("msg"))
-    texts: list[str] = field(default_factory=list)
-    logprobs: list[Logprob] = field(default_factory=list)
-
-    def part(self) -> dict[str, Any]:
-        text = "".join(self.texts)
-        return {"type": "output_text", "text": text, "annotations": [], "logprobs": self.logprobs}
-
-    def item(self, status: str) -> Item:
-        return {
-            "id": self.item_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": [] if status == "in_progress" else [self.part()],
-        }
-
-
-@dataclass(slots=True)
-class _Reasoning:
-    seal: Callable[[str], str] | None
-    item_id: str = field(default_factory=lambda: new_id("rs"))
-    texts: list[str] = field(default_factory=list)
-
-    def part(self) -> dict[str, Any]:
-        return {"type": "reasoning_text", "text": "".join(self.texts)}
-
-    def item(self, status: str) -> Item:
-        is_new = status == "in_progress"
-        item: Item = {
-            "id": self.item_id,
-            "type": "reasoning",
-            "status": status,
-            "summary": [],
-            "content": [] if is_new else [self.part()],
-        }
-        if self.seal is not None and not is_new:
-            item["encrypted_content"] = self.seal("".join(self.texts))
-        return item
-
-
-@dataclass(slots=True)
-class _Call:
-    index: int
-    call_id: str
-    name: str
-    kind: ToolKind
-    item_id: str
-    texts: list[str] = field(default_factory=list)
-
-    @property
-    def event(self) -> str:
-        is_custom = self.kind == "custom"
-        return "custom_tool_call_input" if is_custom else "function_call_arguments"
-
-    def text(self) -> str:
-        return "".join(self.texts)
-
-    def item(self, status: str) -> Item:
-        is_custom = self.kind == "custom"
-        return {
-            "id": self.item_id,
-            "type": "custom_tool_call" if is_custom else "function_call",
-            "status": status,
-            "call_id": self.call_id,
-            "name": self.name,
-            "input" if is_custom else "arguments": self.text(),
-        }
 
 
 class OutputBuilder:
@@ -132,7 +46,7 @@ class OutputBuilder:
         self._numbering = numbering
         self._seal = seal
         self._logprobs = logprobs
-        self._open: _Message | _Reasoning | _Call | None = None
+        self._open: Message | Reasoning | Call | None = None
         self._untold: list[Logprob] = []
         self._num_calls = 0
         self._num_ended = 0
@@ -151,7 +65,7 @@ class OutputBuilder:
 
         `is_cut`: the tokens ran out, so that the last item is incomplete.
         """
-        documents = [] if self.items or self._open is not None else self._begin(_Message())
+        documents = [] if self.items or self._open is not None else self._begin(Message())
         if self._open is not None:
             documents.extend(self._close("incomplete" if is_cut else "completed"))
         elif is_cut and self.items and _is_half(self.items[-1]):
@@ -160,15 +74,15 @@ class OutputBuilder:
 
     def _part(self, part: OutputEvent) -> list[bytes]:
         if isinstance(part, TextPart):
-            opened = self._switch_to(_Message)
+            opened = self._switch_to(Message)
             return [*opened, self._text_delta(part.text)]
         if isinstance(part, ReasoningPart):
-            opened = self._switch_to(_Reasoning)
+            opened = self._switch_to(Reasoning)
             return [*opened, self._reasoning_delta(part.text)]
         if isinstance(part, CallBegin):
             return self._begin_call(part)
         call = self._open
-        if not isinstance(call, _Call) or call.index != part.index:
+        if not isinstance(call, Call) or call.index != part.index:
             raise ValueError(f"the parser told of call {part.index}, which is not open")
         if isinstance(part, CallArguments):
             call.texts.append(part.text)
@@ -179,17 +93,17 @@ class OutputBuilder:
     def _begin_call(self, part: CallBegin) -> list[bytes]:
         documents = self._close("completed") if self._open is not None else []
         prefix = "ctc" if part.kind == "custom" else "fc"
-        call = _Call(part.index, part.call_id, part.name, part.kind, new_id(prefix))
+        call = Call(part.index, part.call_id, part.name, part.kind, new_id(prefix))
         return [*documents, *self._begin(call)]
 
-    def _switch_to(self, kind: type[_Message] | type[_Reasoning]) -> list[bytes]:
+    def _switch_to(self, kind: type[Message] | type[Reasoning]) -> list[bytes]:
         if isinstance(self._open, kind):
             return []
         documents = self._close("completed") if self._open is not None else []
-        made = _Message() if kind is _Message else _Reasoning(self._seal)
+        made = Message() if kind is Message else Reasoning(self._seal)
         return [*documents, *self._begin(made)]
 
-    def _begin(self, opened: _Message | _Reasoning | _Call) -> list[bytes]:
+    def _begin(self, opened: Message | Reasoning | Call) -> list[bytes]:
         self._open = opened
         document, index = self._numbering.document, len(self.items)
         documents = [
@@ -197,7 +111,7 @@ class OutputBuilder:
                 "response.output_item.added", output_index=index, item=opened.item("in_progress")
             )
         ]
-        if not isinstance(opened, _Call):
+        if not isinstance(opened, Call):
             part = {**opened.part(), "text": ""}
             documents.append(self._content_part("added", opened.item_id, part))
         return documents
@@ -205,7 +119,7 @@ class OutputBuilder:
     def _close(self, status: str) -> list[bytes]:
         opened, documents = self._open, []
         assert opened is not None
-        if isinstance(opened, _Call):
+        if isinstance(opened, Call):
             documents = self._close_call(opened)
         else:
             documents = self._close_part(opened)
@@ -215,7 +129,7 @@ class OutputBuilder:
         done = self._numbering.document("response.output_item.done", output_index=index, item=item)
         return [*documents, done]
 
-    def _close_call(self, call: _Call) -> list[bytes]:
+    def _close_call(self, call: Call) -> list[bytes]:
         text_field = "input" if call.kind == "custom" else "arguments"
         more = {} if call.kind == "custom" else {"name": call.name}
         done = self._numbering.document(
@@ -227,11 +141,11 @@ class OutputBuilder:
         )
         return [done]
 
-    def _close_part(self, opened: _Message | _Reasoning) -> list[bytes]:
-        if isinstance(opened, _Message) and self._untold:
+    def _close_part(self, opened: Message | Reasoning) -> list[bytes]:
+        if isinstance(opened, Message) and self._untold:
             opened.logprobs.extend(self._take_logprobs())
         part = opened.part()
-        is_message = isinstance(opened, _Message)
+        is_message = isinstance(opened, Message)
         where = {"item_id": opened.item_id, "output_index": len(self.items), "content_index": 0}
         more = {"logprobs": part["logprobs"]} if is_message else {}
         kind = "output_text" if is_message else "reasoning_text"
@@ -249,7 +163,7 @@ class OutputBuilder:
 
     def _text_delta(self, text: str) -> bytes:
         message = self._open
-        assert isinstance(message, _Message)
+        assert isinstance(message, Message)
         message.texts.append(text)
         logprobs = self._take_logprobs()
         message.logprobs.extend(logprobs)
@@ -259,7 +173,7 @@ class OutputBuilder:
 
     def _reasoning_delta(self, text: str) -> bytes:
         reasoning = self._open
-        assert isinstance(reasoning, _Reasoning)
+        assert isinstance(reasoning, Reasoning)
         reasoning.texts.append(text)
         more = ',"content_index":0'
         return self._delta("response.reasoning_text.delta", reasoning.item_id, text, more)

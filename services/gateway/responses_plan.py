@@ -1,30 +1,38 @@
 """A checked request with everything it refers to: what a response is made from, now or again."""
 
-import dataclasses
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+import anyio
+
+from finback.services.gateway.responses_conversation import conversation_of
 from finback.services.gateway.responses_items import is_reference, items_of, new_id
 from finback.services.gateway.responses_schema import (
     ConversationRef,
     InputRequest,
     ResponsesRequest,
 )
-from finback.services.gateway.responses_tools import answer_grammar, tool_choice_of, tools_of
-from finback.services.gateway.responses_turns import Unseal, turns_of
+from finback.services.gateway.responses_turns import Unseal
 from finback.services.gateway.store import Store
-from finback.services.gateway.store_limits import Item, check_value, metadata_of, raw_json
-from finback.services.gateway.store_responses import Stored
+from finback.services.gateway.store_limits import (
+    MAX_VALUE_BYTES,
+    Item,
+    check_value,
+    metadata_of,
+    raw_json,
+)
+from finback.services.gateway.store_rows import Stored
 from finback.shared.clock import unix_s
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.errors import InvalidRequest
 
 _SEED_BITS: Final = 63
 MAX_REFERENCES: Final = 256
-# References that carry no meaning of their own: they are among the earlier items already.
-_UNUSABLE: Final = ("queued", "in_progress")
+# The longest escape of JSON is six bytes, the longest character of UTF-8 four.
+_BYTES_PER_CHAR: Final = 6
+_FRAME_CHARS: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,8 +142,25 @@ async def context_of(request: InputRequest, store: Store, tenant: str) -> Contex
         earlier = await store.conversations.items(tenant, conversation_id)
     own = await _resolved(given, earlier, store, tenant)
     items = (*earlier, *own)
-    check_value(len(raw_json(items)), "the response with its context", "input")
+    await _check_size(items)
     return Context(items=items, own_items=tuple(own), conversation_id=conversation_id)
+
+
+async def _check_size(items: Sequence[Item]) -> None:
+    """Refuse early what could not be stored; what is far below the limit is not measured."""
+    at_most = sum(_num_chars(item) for item in items) * _BYTES_PER_CHAR
+    if at_most > MAX_VALUE_BYTES:
+        num_bytes = len(await anyio.to_thread.run_sync(raw_json, list(items)))
+        check_value(num_bytes, "the response with its context", "input")
+
+
+def _num_chars(value: Any) -> int:
+    """At least the characters of its JSON, escapes not counted."""
+    if isinstance(value, str):
+        return len(value) + _FRAME_CHARS
+    if isinstance(value, dict):
+        return sum(len(key) + _num_chars(held) for key, held in value.items())
+    return sum(map(_num_chars, value)) if isinstance(value, list) else _FRAME_CHARS
 
 
 def _conversation_id(request: InputRequest) -> str | None:
@@ -186,33 +211,3 @@ async def _resolved(
                 reason="item_not_found",
             )
     return resolved
-
-
-def conversation_of(request: InputRequest, items: Sequence[Item], unseal: Unseal) -> Conversation:
-    """What the codec is given."""
-    tools = tools_of(request.tools)
-    is_parallel = request.parallel_tool_calls is not False
-    effort = request.reasoning.effort if request.reasoning is not None else None
-    return Conversation(
-        turns=tuple(turns_of(items, instructions=request.instructions, unseal=unseal)),
-        tools=tools,
-        tool_choice=tool_choice_of(request.tool_choice, tools, is_parallel=is_parallel),
-        is_thinking=None if effort is None else effort != "none",
-        effort=effort,
-        variables=request.chat_template_kwargs,
-        answer=answer_grammar(request.text.format if request.text is not None else None),
-    )
-
-
-def without_first_turns(conversation: Conversation, num_dropped: int) -> Conversation:
-    """What `truncation: auto` leaves: instructions stay, the oldest other turns go."""
-    first = 1 if conversation.turns and conversation.turns[0].role == "system" else 0
-    turns = (*conversation.turns[:first], *conversation.turns[first + num_dropped :])
-    return dataclasses.replace(conversation, turns=turns)
-
-
-def droppable(conversation: Conversation) -> list[int]:
-    """How many turns may be dropped: so many that what is left begins with a user's turn."""
-    first = 1 if conversation.turns and conversation.turns[0].role == "system" else 0
-    rest = conversation.turns[first:]
-    return [at for at, turn in enumerate(rest) if at > 0 and turn.role == "user"]

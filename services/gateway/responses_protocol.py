@@ -6,12 +6,8 @@ from typing import Any, Final
 
 from finback.services.gateway.answer import ChoiceEvent, Usage
 from finback.services.gateway.openai_format import Spelling
-from finback.services.gateway.responses_output import (
-    Logprob,
-    Numbering,
-    OutputBuilder,
-    text_logprobs,
-)
+from finback.services.gateway.responses_output import OutputBuilder, text_logprobs
+from finback.services.gateway.responses_output_items import Logprob, Numbering
 from finback.shared.errors import InvalidRequest, Overloaded, ServingError
 
 Opening = Sequence[str]

@@ -7,6 +7,7 @@ from finback.services.gateway.conversations_api import ConversationsApi
 from finback.services.gateway.endpoints import Endpoint
 from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.responses_api import ResponsesApi
+from finback.services.gateway.responses_attempt import Attempts
 from finback.services.gateway.responses_endpoints import responses_endpoints
 from finback.services.gateway.responses_jobs import Jobs
 from finback.services.gateway.responses_sealed import Seals
@@ -62,13 +63,15 @@ async def open_responses(
         """Without a view of the registry nobody is declared dead."""
         return not directory.is_synced or directory.find(owner) is not None
 
+    attempts = Attempts(
+        exchange=exchange, store=store, seals=seals, timeout_s=config.request_timeout_s
+    )
     jobs = Jobs(
         exchange=exchange,
         store=store,
-        seals=seals,
+        attempts=attempts,
         instance=instance,
         is_alive=is_alive,
-        timeout_s=config.request_timeout_s,
         metrics=metrics,
         log=log,
     )

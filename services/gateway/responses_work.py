@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from finback.services.gateway.responses_plan import Plan, droppable, without_first_turns
+from finback.services.gateway.responses_conversation import droppable, without_first_turns
+from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.responses_protocol import ResponsesProtocol
 from finback.services.gateway.served_model import Params, Prompt, ServedModel
 from finback.services.gateway.work import Work

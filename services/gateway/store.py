@@ -7,6 +7,7 @@ from typing import Any, Final
 from finback.services.gateway.store_conversations import ConversationStore
 from finback.services.gateway.store_database import Database
 from finback.services.gateway.store_events import EventLog
+from finback.services.gateway.store_leases import LeaseStore
 from finback.services.gateway.store_limits import StoreLimits
 from finback.services.gateway.store_responses import ResponseStore
 from finback.services.gateway.store_sweep import sweep
@@ -17,11 +18,12 @@ SWEEP_S: Final = 30.0
 
 
 class Store:
-    """`responses`, `conversations` and `events` of all tenants."""
+    """`responses`, `leases` of unfinished ones, `conversations` and `events` of all tenants."""
 
     def __init__(self, path: str, limits: StoreLimits, *, max_bytes: int) -> None:
         self.database = Database(path, max_bytes=max_bytes)
         self.responses = ResponseStore(self.database, limits)
+        self.leases = LeaseStore(self.database, limits)
         self.conversations = ConversationStore(self.database, limits)
         self.events = EventLog(self.database)
 

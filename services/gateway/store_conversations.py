@@ -3,31 +3,17 @@
 import json
 import sqlite3
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from finback.services.gateway.store_database import Database
-from finback.services.gateway.store_limits import (
-    MAX_CONVERSATION_ITEMS,
-    Item,
-    StoreLimits,
-    check_value,
-    make_room,
-    pack,
-    raw_json,
-    unpack,
+from finback.services.gateway.store_append import (
+    StoredConversation,
+    append_items,
+    count_bytes,
+    require,
 )
+from finback.services.gateway.store_database import Database
+from finback.services.gateway.store_limits import Item, StoreLimits, make_room, unpack
 from finback.shared.clock import unix_s
-from finback.shared.errors import InvalidRequest, NotFound
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StoredConversation:
-    """A conversation without its items."""
-
-    conversation_id: str
-    created_s: float
-    metadata: dict[str, str]
+from finback.shared.errors import NotFound
 
 
 class ConversationStore:
@@ -56,13 +42,13 @@ class ConversationStore:
                 ),
             )
             append_items(connection, self._limits, tenant, conversation_id, items)
-            return _require(connection, tenant, conversation_id)
+            return require(connection, tenant, conversation_id)
 
         return await self._database.run(work)
 
     async def get(self, tenant: str, conversation_id: str) -> StoredConversation:
         """One conversation."""
-        return await self._database.run(lambda c: _require(c, tenant, conversation_id))
+        return await self._database.run(lambda c: require(c, tenant, conversation_id))
 
     async def update(
         self, tenant: str, conversation_id: str, metadata: dict[str, str]
@@ -70,12 +56,12 @@ class ConversationStore:
         """Replace its metadata."""
 
         def work(connection: sqlite3.Connection) -> StoredConversation:
-            _require(connection, tenant, conversation_id)
+            require(connection, tenant, conversation_id)
             connection.execute(
                 "UPDATE conversations SET metadata = ?, expires_s = ? WHERE id = ?",
                 (json.dumps(metadata), unix_s() + self._limits.retention_s, conversation_id),
             )
-            return _require(connection, tenant, conversation_id)
+            return require(connection, tenant, conversation_id)
 
         return await self._database.run(work)
 
@@ -83,7 +69,7 @@ class ConversationStore:
         """Delete it with its items."""
 
         def work(connection: sqlite3.Connection) -> None:
-            _require(connection, tenant, conversation_id)
+            require(connection, tenant, conversation_id)
             connection.execute("DELETE FROM conversations WHERE id = ?", (conversation_id,))
 
         await self._database.run(work)
@@ -97,7 +83,7 @@ class ConversationStore:
         """All items in order."""
 
         def work(connection: sqlite3.Connection) -> list[Item]:
-            _require(connection, tenant, conversation_id)
+            require(connection, tenant, conversation_id)
             rows = connection.execute(
                 "SELECT packed FROM conversation_items WHERE conversation_id = ? ORDER BY position",
                 (conversation_id,),
@@ -112,7 +98,7 @@ class ConversationStore:
         """Up to `limit` items behind the one called `after`."""
 
         def work(connection: sqlite3.Connection) -> list[Item]:
-            _require(connection, tenant, conversation_id)
+            require(connection, tenant, conversation_id)
             position = -1 if not is_desc else 2**62
             if after is not None:
                 position = _position(connection, conversation_id, after)
@@ -130,7 +116,7 @@ class ConversationStore:
         """One item."""
 
         def work(connection: sqlite3.Connection) -> Item:
-            _require(connection, tenant, conversation_id)
+            require(connection, tenant, conversation_id)
             row = connection.execute(
                 "SELECT packed FROM conversation_items WHERE conversation_id = ? AND item_id = ?",
                 (conversation_id, item_id),
@@ -148,7 +134,7 @@ class ConversationStore:
         """Delete one item."""
 
         def work(connection: sqlite3.Connection) -> StoredConversation:
-            _require(connection, tenant, conversation_id)
+            require(connection, tenant, conversation_id)
             row = connection.execute(
                 """DELETE FROM conversation_items WHERE conversation_id = ? AND item_id = ?
                     RETURNING raw_bytes, length(packed)""",
@@ -156,80 +142,10 @@ class ConversationStore:
             ).fetchone()
             if row is None:
                 raise _no_item(item_id)
-            _count(connection, conversation_id, -row[0], -row[1])
-            return _require(connection, tenant, conversation_id)
+            count_bytes(connection, conversation_id, -row[0], -row[1])
+            return require(connection, tenant, conversation_id)
 
         return await self._database.run(work)
-
-
-def append_items(
-    connection: sqlite3.Connection,
-    limits: StoreLimits,
-    tenant: str,
-    conversation_id: str,
-    items: Sequence[Item],
-    *,
-    skips_known: bool = False,
-) -> None:
-    """Add items; one that is there already is an error, or with `skips_known` nothing new."""
-    _require(connection, tenant, conversation_id)
-    rows = [(conversation_id, item["id"], raw_json(item), pack(item)) for item in items]
-    num_bytes = sum(len(packed) for *_, packed in rows)
-    make_room(connection, limits, tenant, num_bytes, num_values=0)
-    for _, item_id, raw, packed in rows:
-        made = connection.execute(
-            """INSERT OR IGNORE INTO conversation_items
-                (conversation_id, item_id, raw_bytes, packed) VALUES (?, ?, ?, ?)""",
-            (conversation_id, item_id, len(raw), packed),
-        )
-        if made.rowcount:
-            _count(connection, conversation_id, len(raw), len(packed))
-        elif not skips_known:
-            raise InvalidRequest(
-                f"the conversation has an item with id '{item_id}' already",
-                param="items",
-                reason="duplicate_item",
-            )
-    _check_size(connection, conversation_id)
-    connection.execute(
-        "UPDATE conversations SET expires_s = ? WHERE id = ?",
-        (unix_s() + limits.retention_s, conversation_id),
-    )
-
-
-def _check_size(connection: sqlite3.Connection, conversation_id: str) -> None:
-    raw_bytes, count = connection.execute(
-        """SELECT raw_bytes, (SELECT count(*) FROM conversation_items WHERE conversation_id = id)
-            FROM conversations WHERE id = ?""",
-        (conversation_id,),
-    ).fetchone()
-    check_value(raw_bytes, "the conversation", "items")
-    if count > MAX_CONVERSATION_ITEMS:
-        raise InvalidRequest(
-            f"a conversation may have {MAX_CONVERSATION_ITEMS} items at most", param="items"
-        )
-
-
-def _count(
-    connection: sqlite3.Connection, conversation_id: str, raw_bytes: int, num_bytes: int
-) -> None:
-    connection.execute(
-        "UPDATE conversations SET raw_bytes = raw_bytes + ?, bytes = bytes + ? WHERE id = ?",
-        (raw_bytes, num_bytes, conversation_id),
-    )
-
-
-def _require(
-    connection: sqlite3.Connection, tenant: str, conversation_id: str
-) -> StoredConversation:
-    row: tuple[Any, ...] | None = connection.execute(
-        """SELECT id, created_s, metadata FROM conversations
-            WHERE id = ? AND tenant = ? AND expires_s >= ?""",
-        (conversation_id, tenant, unix_s()),
-    ).fetchone()
-    if row is None:
-        raise NotFound(f"Conversation with id '{conversation_id[:80]}' not found.", param="id")
-    return StoredConversation(conversation_id=row[0], created_s=row[1], metadata=json.loads(row[2]))
 
 
 def _position(connection: sqlite3.Connection, conversation_id: str, item_id: str) -> int:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from finback.services.gateway import store_sweep
 from finback.services.gateway.store import Store
 from finback.services.gateway.store_limits import MAX_VALUE_BYTES, StoreLimits, pack
-from finback.services.gateway.store_responses import Kept
+from finback.services.gateway.store_rows import Kept
 from finback.shared.errors import (
     ConfigError,
     InvalidRequest,
@@ -158,18 +158,18 @@ async def test_a_broken_file_stops_the_start_with_one_line(tmp_path: Path) -> No
 
 async def test_only_the_last_claim_may_write(tmp_path: Path) -> None:
     store = await _open(tmp_path)
-    await store.responses.queue(_kept("r", status="queued"), {"x": 1}, "g1")
-    assert await store.responses.unfinished() == [("r", "g1", 0)]
-    first = await store.responses.claim("r", 0, "g1")
+    await store.leases.queue(_kept("r", status="queued"), {"x": 1}, "g1")
+    assert await store.leases.unfinished() == [("r", "g1", 0)]
+    first = await store.leases.claim("r", 0, "g1")
     assert first is not None and (first.epoch, first.plan) == (1, {"x": 1})
-    assert await store.responses.claim("r", 0, "g2") is None
-    second = await store.responses.claim("r", 1, "g2")
+    assert await store.leases.claim("r", 0, "g2") is None
+    second = await store.leases.claim("r", 1, "g2")
     assert second is not None and second.num_attempts == 2
     assert not await store.events.append("r", 1, 0, [b"{}"])
-    assert not await store.responses.finish(_kept("r"), 1)
+    assert not await store.leases.finish(_kept("r"), 1)
     assert await store.events.append("r", 2, 0, [b'{"a":1}', b'{"a":2}'])
-    assert await store.responses.finish(_kept("r"), 2)
-    assert not await store.responses.finish(_kept("r", status="failed"), 2)
+    assert await store.leases.finish(_kept("r"), 2)
+    assert not await store.leases.finish(_kept("r", status="failed"), 2)
     found = await store.responses.get("a", "r")
     assert found is not None and (found.status, found.plan) == ("completed", None)
     page = await store.events.page("a", "r", 0)
@@ -181,28 +181,28 @@ async def test_only_the_last_claim_may_write(tmp_path: Path) -> None:
 async def test_cancelled_and_deleted_ones_are_fenced(tmp_path: Path) -> None:
     store = await _open(tmp_path)
     for name in ("r1", "r2"):
-        await store.responses.queue(_kept(name, status="queued"), {}, "g1")
-        assert await store.responses.claim(name, 0, "g1") is not None
-    cancelled = await store.responses.cancel("a", "r1")
+        await store.leases.queue(_kept(name, status="queued"), {}, "g1")
+        assert await store.leases.claim(name, 0, "g1") is not None
+    cancelled = await store.leases.cancel("a", "r1")
     assert cancelled is not None and cancelled.body["status"] == "cancelled"
-    again = await store.responses.cancel("a", "r1")
+    again = await store.leases.cancel("a", "r1")
     assert again is not None and again.status == "cancelled"
-    assert await store.responses.cancel("b", "r2") is None
+    assert await store.leases.cancel("b", "r2") is None
     assert await store.responses.delete("a", "r2")
     for name in ("r1", "r2"):
-        assert not await store.responses.finish(_kept(name), 1)
+        assert not await store.leases.finish(_kept(name), 1)
         assert not await store.events.append(name, 1, 0, [b"{}"])
-    assert await store.responses.unfinished() == []
+    assert await store.leases.unfinished() == []
     await store.close()
 
 
 async def test_a_released_one_can_be_claimed_by_anybody(tmp_path: Path) -> None:
     store = await _open(tmp_path)
-    await store.responses.queue(_kept("r", status="queued"), {}, "g1")
-    assert await store.responses.claim("r", 0, "g1") is not None
-    await store.responses.release("r", 1)
-    assert await store.responses.unfinished() == [("r", "", 1)]
-    claimed = await store.responses.claim("r", 1, "g2")
+    await store.leases.queue(_kept("r", status="queued"), {}, "g1")
+    assert await store.leases.claim("r", 0, "g1") is not None
+    await store.leases.release("r", 1)
+    assert await store.leases.unfinished() == [("r", "", 1)]
+    claimed = await store.leases.claim("r", 1, "g2")
     assert claimed is not None and claimed.num_attempts == 1
     await store.close()
 
@@ -210,11 +210,9 @@ async def test_a_released_one_can_be_claimed_by_anybody(tmp_path: Path) -> None:
 async def test_one_claim_wins_over_two_processes(tmp_path: Path) -> None:
     stores = [await _open(tmp_path) for _ in range(2)]
     for at in range(20):
-        await stores[0].responses.queue(_kept(f"r{at}", status="queued"), {}, "")
+        await stores[0].leases.queue(_kept(f"r{at}", status="queued"), {}, "")
     won = [
-        await asyncio.gather(
-            *(s.responses.claim(f"r{at}", 0, f"g{n}") for n, s in enumerate(stores))
-        )
+        await asyncio.gather(*(s.leases.claim(f"r{at}", 0, f"g{n}") for n, s in enumerate(stores)))
         for at in range(20)
     ]
     assert all(sum(claim is not None for claim in pair) == 1 for pair in won)
