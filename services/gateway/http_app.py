@@ -29,7 +29,8 @@ def make_app(front: Front, metrics: Metrics, readiness: Readiness, log: Any) -> 
         )
         for endpoint in front.endpoints.values()
     ]
-    own = _own_routes(front.exchange.model.name, metrics, readiness)
+    document = openapi_document(front.exchange.model.name, front.endpoints.values())
+    own = _own_routes(document, metrics, readiness)
     app = Starlette(
         routes=[*public, *own],
         exception_handlers={HTTPException: _http_error},
@@ -39,7 +40,9 @@ def make_app(front: Front, metrics: Metrics, readiness: Readiness, log: Any) -> 
     return app
 
 
-def _own_routes(model: str, metrics: Metrics, readiness: Readiness) -> list[BaseRoute]:
+def _own_routes(
+    document: dict[str, Any], metrics: Metrics, readiness: Readiness
+) -> list[BaseRoute]:
     """What needs no key: health, metrics, documents."""
 
     async def healthz(request: Request) -> Response:
@@ -55,7 +58,7 @@ def _own_routes(model: str, metrics: Metrics, readiness: Readiness) -> list[Base
         return Response(metrics.render(), media_type="text/plain; version=0.0.4")
 
     async def openapi(request: Request) -> Response:
-        return JSONResponse(openapi_document(model))
+        return JSONResponse(document)
 
     async def docs(request: Request) -> Response:
         return HTMLResponse(DOCS_HTML)

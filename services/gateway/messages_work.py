@@ -37,12 +37,16 @@ def messages_endpoints(exchange: Exchange) -> Iterable[Endpoint]:
         dialect="anthropic",
         names_events=True,
         operation="chat",
+        summary="Answer a conversation (Anthropic's form)",
+        request=MessagesRequest,
     )
     yield Endpoint(
         name="messages.count_tokens",
         path="/v1/messages/count_tokens",
         handler=partial(count_tokens, exchange.model),
         dialect="anthropic",
+        summary="What a conversation's prompt will cost",
+        request=CountTokensRequest,
     )
 
 

@@ -1,95 +1,134 @@
-"""The OpenAPI document, from the same models that check the requests."""
+"""The OpenAPI document, from the table of endpoints and the models that check their requests.
 
+A field of a request is a parameter of the path where the path names it, else a part of the body,
+or of the query where there is no body.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from pydantic.json_schema import models_json_schema
 
-from finback.services.gateway.chat_schema import ChatRequest
-from finback.services.gateway.schema import CompletionRequest, Model
-from finback.services.gateway.text_schema import DetokenizeRequest, TokenizeRequest
+from finback.services.gateway.endpoints import Endpoint
+from finback.services.gateway.error_envelope import Dialect
 
 VERSION: Final = "0.1.0"
-_POSTS: Final[tuple[tuple[str, type[Model], str, bool], ...]] = (
-    ("/v1/chat/completions", ChatRequest, "Answer a conversation", True),
-    ("/v1/completions", CompletionRequest, "Continue a text", True),
-    ("/tokenize", TokenizeRequest, "Token ids of a text or conversation", False),
-    ("/detokenize", DetokenizeRequest, "Text of token ids", False),
+_OWN: Final = (
+    ("/healthz", "The process lives", "application/json"),
+    ("/readyz", "Requests can be answered", "application/json"),
+    ("/metrics", "Prometheus metrics", "text/plain"),
+    ("/openapi.json", "This document", "application/json"),
+    ("/docs", "This document, to be read", "text/html"),
 )
-_GETS: Final = (
-    ("/v1/models", "The served model and its aliases"),
-    ("/v1/models/{name}", "One model"),
-    ("/v1/usage", "What the key's tenant has used, by the hour"),
-    ("/healthz", "The process lives"),
-    ("/readyz", "Requests can be answered"),
-    ("/metrics", "Prometheus metrics"),
-)
-_QUERIES: Final = {"/v1/usage": ("tenant", "since")}
+_PLACE: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
+_REF: Final = "#/components/schemas/"
+_TEXT: Final = {"type": "string"}
 _ERROR: Final = {
     "type": "object",
+    "required": ["error"],
     "properties": {
         "error": {
             "type": "object",
+            "required": ["message", "type", "param", "code"],
             "properties": {
-                "message": {"type": "string"},
-                "type": {"type": "string"},
+                "message": _TEXT,
+                "type": _TEXT,
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
             },
         }
     },
 }
+_MESSAGES_ERROR: Final = {
+    "type": "object",
+    "required": ["type", "error"],
+    "properties": {
+        "type": {"const": "error"},
+        "error": {
+            "type": "object",
+            "required": ["type", "message"],
+            "properties": {"type": _TEXT, "message": _TEXT},
+        },
+        "request_id": _TEXT,
+    },
+}
 
 
-def openapi_document(model_name: str) -> dict[str, Any]:
+def openapi_document(model_name: str, endpoints: Iterable[Endpoint]) -> dict[str, Any]:
     """OpenAPI 3.1 of this gateway."""
+    table = list(endpoints)
+    requests = dict.fromkeys(e.request for e in table if e.request is not None)
     _, schemas = models_json_schema(
-        [(model, "validation") for _, model, _, _ in _POSTS],
-        ref_template="#/components/schemas/{model}",
+        [(request, "validation") for request in requests], ref_template=_REF + "{model}"
     )
-    paths: dict[str, Any] = {path: {"get": _get(path, text)} for path, text in _GETS}
-    for path, model, text, streams in _POSTS:
-        paths[path] = {"post": _post(model, text, streams)}
+    defs: dict[str, Any] = schemas.get("$defs", {})
+    paths: dict[str, dict[str, Any]] = {}
+    for endpoint in table:
+        path = _PLACE.sub(r"{\1}", endpoint.path)
+        operation = _operation(endpoint, _PLACE.findall(endpoint.path), defs)
+        paths.setdefault(path, {})[endpoint.method.lower()] = operation
+    for path, text, kind in _OWN:
+        paths[path] = {"get": {"summary": text, "responses": _responses([kind], "openai")}}
     return {
         "openapi": "3.1.0",
         "info": {
             "title": "Finback",
             "version": VERSION,
-            "description": f"OpenAI-compatible API, serving {model_name}.",
+            "description": f"OpenAI's and Anthropic's APIs, serving {model_name}.",
         },
         "paths": paths,
         "components": {
-            "schemas": {**schemas["$defs"], "Error": _ERROR},
+            "schemas": {**defs, "Error": _ERROR, "MessagesError": _MESSAGES_ERROR},
             "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}},
         },
     }
 
 
-def _get(path: str, text: str) -> dict[str, Any]:
-    text_schema = {"type": "string"}
-    parameters: list[dict[str, Any]] = [
-        {"name": name, "in": "query", "schema": text_schema} for name in _QUERIES.get(path, ())
+def _operation(endpoint: Endpoint, places: list[str], defs: Mapping[str, Any]) -> dict[str, Any]:
+    request = endpoint.request
+    schema = dict(defs[request.__name__]) if request is not None else {}
+    fields: dict[str, Any] = schema.get("properties", {})
+    required = schema.get("required", [])
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": fields.get(name, _TEXT)}
+        for name in places
     ]
-    if "{name}" in path:
-        parameters = [{"name": "name", "in": "path", "required": True, "schema": text_schema}]
-    return {"summary": text, "parameters": parameters, "responses": _responses(streams=False)}
+    found: dict[str, Any] = {"operationId": endpoint.name, "summary": endpoint.summary}
+    kinds = ["application/json"]
+    if endpoint.method == "POST":
+        if request is not None:
+            found["requestBody"] = _body(request.__name__, schema, places)
+        if endpoint.operation:
+            kinds.append("text/event-stream")
+    else:
+        parameters += [
+            {"name": name, "in": "query", "required": name in required, "schema": field}
+            for name, field in fields.items()
+            if name not in places
+        ]
+        if "stream" in fields:
+            kinds.append("text/event-stream")
+    return {**found, "parameters": parameters, "responses": _responses(kinds, endpoint.dialect)}
 
 
-def _post(model: type[Model], text: str, streams: bool) -> dict[str, Any]:
-    schema = {"$ref": f"#/components/schemas/{model.__name__}"}
+def _body(name: str, schema: dict[str, Any], places: list[str]) -> dict[str, Any]:
+    """The whole model, or what is left of it beside the path's parameters."""
+    content: dict[str, Any] = {"$ref": _REF + name}
+    if places:
+        fields = {key: value for key, value in schema["properties"].items() if key not in places}
+        required = [key for key in schema.get("required", []) if key not in places]
+        content = {**schema, "properties": fields, "required": required}
     return {
-        "summary": text,
-        "description": model.__doc__,
-        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
-        "responses": _responses(streams=streams),
+        "required": bool(content.get("required", True)),
+        "content": {"application/json": {"schema": content}},
     }
 
 
-def _responses(*, streams: bool) -> dict[str, Any]:
-    content: dict[str, Any] = {"application/json": {}}
-    if streams:
-        content["text/event-stream"] = {}
-    error = {"content": {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}}
+def _responses(kinds: Iterable[str], dialect: Dialect) -> dict[str, Any]:
+    name = "MessagesError" if dialect == "anthropic" else "Error"
+    error = {"application/json": {"schema": {"$ref": _REF + name}}}
     return {
-        "200": {"description": "The answer", "content": content},
-        "default": {"description": "An error", **error},
+        "200": {"description": "The answer", "content": {kind: {} for kind in kinds}},
+        "default": {"description": "An error", "content": error},
     }
