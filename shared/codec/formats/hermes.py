@@ -40,7 +40,7 @@ class HermesParser(JsonCallParser):
             return False
         if rest.startswith("{"):
             # A further call within the same tags; what is no call is text, brace included.
-            self._lead, self._marker = self._text[: -len(rest)], "{"
+            self._lead, self._marker = "", "{"
             self._text = rest
             self._begin_object(0)
             return True

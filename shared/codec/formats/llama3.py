@@ -90,7 +90,7 @@ class BareCallParser(JsonCallParser):
 
     def _next_object(self, separator: str, rest: str) -> bool:
         """A further call; what is none is text, brace and separator included."""
-        self._lead = self._text[: len(self._text) - len(rest)] + separator
+        self._lead = separator
         self._text = rest[len(separator) :]
         self._marker = "{"
         self._begin_object(0)

@@ -66,7 +66,12 @@ def test_what_is_written_is_read(
 def test_any_cut_and_no_loss(
     family: Family, data: st.DataObject, cuts: list[int], start: Start
 ) -> None:
-    text = data.draw(st.lists(st.sampled_from(family.fragments), max_size=16).map("".join))
+    calls = [
+        family.call("get", "{}"),
+        family.calls(("get_weather", '{"city": "x"}'), ("get", "{}")),
+    ]
+    pieces = st.sampled_from([*family.fragments, *calls])
+    text = data.draw(st.lists(pieces, max_size=16).map("".join))
     whole = parsed(family.format(start).parser(conversation()), text)
     assert parsed(family.format(start).parser(conversation()), text, cuts) == whole
     assert parsed(family.format(start).parser(conversation()), text, range(len(text))) == whole
