@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import Final
 
-from finback.services.gateway.admissions import Admissions, RateLimited, limited
+from finback.services.gateway.admissions import Admissions, NeverFits, RateLimited, limited
 from finback.services.gateway.answer import Usage
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.generation import Choice, Generation
@@ -52,7 +52,7 @@ class Accounts:
         bill = Bill(self, caller)
         try:
             yield bill
-        except RateLimited:
+        except (RateLimited, NeverFits):
             bill.close("refused")
             raise
         except (asyncio.CancelledError, Cancelled):
@@ -90,7 +90,7 @@ class Bill:
             self._heed(reply, limits)
 
     async def admit(self, work: Work) -> None:
-        """Raises `RateLimited`. The caller's headers then say where its tenant stands."""
+        """Raises `RateLimited` or `NeverFits`. The caller's headers then say where its tenant stands."""
         limits = self._accounts.limits_of(self._caller)
         self._is_counted = True
         if limits.is_unlimited:

@@ -16,7 +16,7 @@ from finback.shared.actor.client import Client
 from finback.shared.actor.deadline import Deadline
 from finback.shared.actor.registry import Directory
 from finback.shared.clock import monotonic_s
-from finback.shared.errors import DeadlineExceeded, Overloaded, Unavailable
+from finback.shared.errors import DeadlineExceeded, Overloaded, ServingError, Unavailable
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.route import AdmitReply, AdmitRequest
 from finback.shared.wire.subjects import Subjects
@@ -28,6 +28,13 @@ RETRY_PAUSE_S: Final = 0.05
 
 class RateLimited(Overloaded):
     """A tenant's own limit, not a lack of room."""
+
+
+class NeverFits(ServingError):
+    """A prompt above its tenant's whole limit: no waiting helps."""
+
+    code = "resource_exhausted"
+    http_status = 429
 
 
 class Admissions:
@@ -136,7 +143,7 @@ def _now_ms() -> int:
     return int(monotonic_s() * 1000)
 
 
-def limited(reply: AdmitReply, tenant: str, limits: TenantLimits) -> RateLimited:
+def limited(reply: AdmitReply, tenant: str, limits: TenantLimits) -> ServingError:
     """Why a request was not let in, in words."""
     whose = f"for tenant {tenant}" if tenant else "here"
     limit, unit = {
@@ -147,7 +154,7 @@ def limited(reply: AdmitReply, tenant: str, limits: TenantLimits) -> RateLimited
     text = f"Rate limit reached {whose}: {limit} {unit}."
     if reply.is_hopeless:
         text += " The prompt alone is larger; make it shorter."
-    else:
-        text += f" Try again in {reply.retry_after_ms / 1000:.3g} s."
-    wait_s = None if reply.is_hopeless else reply.retry_after_ms / 1000
+        return NeverFits(text, reason="rate_limit_exceeded")
+    wait_s = reply.retry_after_ms / 1000
+    text += f" Try again in {wait_s:.3g} s."
     return RateLimited(text, reason="rate_limit_exceeded", retry_after_s=wait_s)

@@ -139,4 +139,6 @@ def test_refusals_in_words() -> None:
     assert isinstance(error, RateLimited)
     text = "Rate limit reached for tenant acme: 60 requests per minute. Try again in 1.5 s."
     assert (error.public_message, error.retry_after_s) == (text, 1.5)
-    assert limited(AdmitReply(is_hopeless=True), "", limits).retry_after_s is None
+    hopeless = limited(AdmitReply(reason="tokens_per_min", is_hopeless=True), "", limits)
+    assert not isinstance(hopeless, RateLimited), "nobody is to try it again"
+    assert (hopeless.http_status, hopeless.retry_after_s) == (429, None)
