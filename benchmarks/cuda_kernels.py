@@ -22,12 +22,13 @@ from typing import Any
 import torch
 import torch.nn.attention
 
+from finback.kernels.decode_attention import LaunchShape, new_workspace
 from finback.kernels.decode_attention import cuda_triton as decode
-from finback.kernels.decode_attention import new_workspace
 from finback.kernels.paged_attention import cuda_triton as prefill
 from finback.kernels.sample_tokens import SamplingTensors
 from finback.kernels.sample_tokens import cuda_triton as sampling
 from finback.kernels.skinny_linear import cuda_triton as linear
+from finback.kernels.triton_launch import num_multiprocessors
 from finback.shared.engine.device import record_graph
 
 BYTES_PER_S = 4.28e12
@@ -102,6 +103,8 @@ def decode_lengths() -> dict[str, list[int]]:
         "256 mixed": mixed,
         "64 mixed": mixed[:64],
         "16 mixed": mixed[:16],
+        "4 mixed": mixed[:4],
+        "32x6240": [6240] * 32,
     }
 
 
@@ -110,26 +113,29 @@ def decode_cases() -> Iterator[Case]:
     for name, lengths in decode_lengths().items():
         num_seqs, width = len(lengths), -(-max(lengths) // BLOCK_SIZE)
         layers = max(2, min(28, 3000 // (num_seqs * width)))
-        shape = (layers, num_seqs * width + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
-        k, v = tensor(*shape), tensor(*shape)
+        blocks_shape = (layers, num_seqs * width + 1, BLOCK_SIZE, KV_HEADS, HEAD_DIM)
+        k, v = tensor(*blocks_shape), tensor(*blocks_shape)
         table = (torch.randperm(num_seqs * width, device="cuda") + 1).view(num_seqs, width).int()
         lens = torch.tensor(lengths, dtype=torch.int32, device="cuda")
         qkv = tensor(num_seqs, (HEADS + 2 * KV_HEADS) * HEAD_DIM)
         out = tensor(num_seqs, HEADS * HEAD_DIM)
         norm = tensor(HEAD_DIM, dtype=torch.float32)
-        cos = tensor(2048, HEAD_DIM // 2, dtype=torch.float32)
+        cos = tensor(8192, HEAD_DIM // 2, dtype=torch.float32)
 
         def launch(
-            chosen: tuple[int, int, int], min_tokens: int, k: Any = k, v: Any = v, qkv: Any = qkv,
+            shape: tuple[int, int, int, int], k: Any = k, v: Any = v, qkv: Any = qkv,
             table: Any = table, lens: Any = lens, out: Any = out, norm: Any = norm,
-            cos: Any = cos, num_seqs: int = num_seqs, width: int = width,
+            cos: Any = cos, num_seqs: int = num_seqs,
         ) -> object:  # fmt: skip
-            decode.launch_shape = lambda *_: chosen
-            most = -(-width * BLOCK_SIZE // min_tokens)
-            splits = max(1, min(most, 16_384 // (num_seqs * KV_HEADS), 64))
+            resident, tile, warps, stages = shape
+            programs = resident * num_multiprocessors(torch.device("cuda")) // KV_HEADS
             workspace = new_workspace(
-                num_seqs, HEADS, KV_HEADS, HEAD_DIM, splits, "cuda", min_tokens
-            )
+                num_seqs, HEADS, KV_HEADS, HEAD_DIM,
+                LaunchShape(
+                    num_programs=programs, tile=tile, num_warps=warps, num_stages=stages
+                ),
+                "cuda",
+            )  # fmt: skip
             for layer in range(k.shape[0]):
                 decode.decode_attention(
                     qkv, k[layer], v[layer], q_norm=norm, k_norm=norm, eps=1e-6, cos=cos, sin=cos,
@@ -137,12 +143,16 @@ def decode_cases() -> Iterator[Case]:
                 )  # fmt: skip
             return workspace
 
-        shapes = ((16, 1, 2), (32, 1, 2), (32, 2, 3), (64, 4, 1), (64, 4, 3))
-        for chosen, min_tokens in itertools.product(shapes, (64, 128, 256, 512, 1024)):
+        for shape in (
+            (4, 64, 4, 1), (1, 64, 4, 3), (2, 64, 4, 3), (3, 64, 4, 2), (2, 64, 8, 3),
+            (3, 64, 2, 2), (4, 32, 2, 3), (3, 32, 2, 3), (6, 32, 2, 2), (3, 32, 2, 4),
+            (4, 32, 4, 3), (4, 32, 1, 3), (6, 32, 1, 2), (8, 16, 1, 3), (12, 16, 1, 2),
+            (8, 16, 1, 2), (6, 16, 1, 4), (16, 16, 1, 2), (6, 32, 2, 3), (8, 32, 1, 2),
+        ):  # fmt: skip
             yield Case(
-                section="decode", name=name, shape=(*chosen, min_tokens), launches=layers,
+                section="decode", name=name, shape=shape, launches=layers,
                 floor_us=sum(lengths) * KV_HEADS * HEAD_DIM * 4 / BYTES_PER_S * 1e6,
-                launch=partial(launch, chosen, min_tokens),
+                launch=partial(launch, shape),
             )  # fmt: skip
 
 

@@ -12,20 +12,39 @@ Sequences with context_lens 0 are padding: nothing is read or written for them.
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import torch
+
+SHORT_CONTEXT: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchShape:
+    """`num_programs` a kv head; `tile` tokens at a time, at least `min_tokens` a program.
+
+    `is_whole`: a program takes a sequence, and not a share of all.
+    """
+
+    num_programs: int
+    tile: int = 64
+    num_warps: int = 4
+    num_stages: int = 1
+    min_tokens: int = 64
+    is_whole: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeWorkspace:
-    """Room for a context's parts: `partial` [S, heads, splits, head_dim + 2] float32, `arrived`
-    [S, kv_heads] int32, zero between calls. `num_splits`: most programs that share a context, of which
-    none takes fewer than `min_tokens` tokens (but the last)."""
+    """Room for contexts that several programs share.
+
+    `partial` [programs, 2, heads, head_dim + 2] float32: a program's share begins inside of one
+    sequence and ends inside of another at most. `arrived` [S, kv_heads] int32, zero between calls.
+    """
 
     partial: torch.Tensor
     arrived: torch.Tensor
-    num_splits: int
-    min_tokens: int = 64
+    shape: LaunchShape
 
 
 def new_workspace(
@@ -33,17 +52,13 @@ def new_workspace(
     num_heads: int,
     num_kv_heads: int,
     head_dim: int,
-    num_splits: int,
+    shape: LaunchShape,
     device: str | torch.device,
-    min_tokens: int = 64,
 ) -> DecodeWorkspace:
     """A workspace for up to `num_seqs` sequences."""
-    rows = num_seqs if num_splits > 1 else 1
+    partial = (shape.num_programs, 2, num_heads, head_dim + 2)
     return DecodeWorkspace(
-        partial=torch.zeros(
-            (rows, num_heads, num_splits, head_dim + 2), dtype=torch.float32, device=device
-        ),
-        arrived=torch.zeros((rows, num_kv_heads), dtype=torch.int32, device=device),
-        num_splits=num_splits,
-        min_tokens=min_tokens,
+        partial=torch.zeros(partial, dtype=torch.float32, device=device),
+        arrived=torch.zeros((num_seqs, num_kv_heads), dtype=torch.int32, device=device),
+        shape=shape,
     )

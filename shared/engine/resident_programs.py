@@ -2,7 +2,7 @@
 
 A step is two programs, forward and sample, recorded once for every bucket of rows over buffers that
 stay where they are (as graphs, on a device that has them). Forward programs come in two kinds, for
-contexts up to `SHORT_CONTEXT` tokens and for any; sample programs by what the rows need.
+short contexts only and for any; sample programs by what the rows need.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from typing import Final, Protocol, get_args
 import torch
 
 from finback.kernels import dispatch
-from finback.kernels.decode_attention import DecodeWorkspace
+from finback.kernels.decode_attention import SHORT_CONTEXT, DecodeWorkspace
 from finback.kernels.gather_step import SlotTensors, StepInputs, new_inputs
 from finback.kernels.sample_tokens import SamplingTensors
 from finback.shared.engine.device import Device
@@ -21,7 +21,6 @@ from finback.shared.models.kv_pool import KVPool
 
 BUCKETS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 MAX_ROWS: Final = BUCKETS[-1]
-SHORT_CONTEXT: Final = 512
 
 
 def bucket_of(num_rows: int) -> int:
@@ -33,7 +32,7 @@ class ResidentModel(CausalLM, Protocol):
     """A network whose decoding step launches only."""
 
     def workspace(self, num_seqs: int, max_context: int) -> DecodeWorkspace:
-        """Room for decode attention over contexts of up to `max_context` tokens."""
+        """Room for decode attention over so many contexts of up to `max_context` tokens."""
         ...
 
     def decode(
@@ -126,8 +125,8 @@ class DecodePrograms:
         return self._forward[key]
 
     def _record_forward(self, bucket: int, is_short: bool) -> Callable[[], None]:
-        context = min(SHORT_CONTEXT, self._max_context) if is_short else self._max_context
-        workspace = self._model.workspace(bucket, context)
+        most = min(SHORT_CONTEXT, self._max_context) if is_short else self._max_context
+        workspace = self._model.workspace(bucket, most)
         rows, logits = self.rows[:bucket], self.logits[:bucket]
         inputs = self._inputs.first(bucket)
         tables = inputs.block_tables

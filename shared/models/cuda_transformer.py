@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finback.kernels.add_rms_norm.cuda_triton import add_rms_norm
 from finback.kernels.decode_attention import DecodeWorkspace, new_workspace
-from finback.kernels.decode_attention.cuda_triton import choose_splits, decode_attention
+from finback.kernels.decode_attention.cuda_triton import decode_attention, launch_shape
 from finback.kernels.dispatch import KernelSet
 from finback.kernels.embedding.cuda_triton import embedding
 from finback.kernels.paged_attention.cuda_triton import paged_attention
@@ -83,17 +83,15 @@ class CudaTransformer(Transformer):
         return self._mixed(batch, kv)
 
     def workspace(self, num_seqs: int, max_context: int) -> DecodeWorkspace:
-        """Room for decode attention over contexts of up to `max_context` tokens."""
+        """Room for decode attention over so many contexts of up to `max_context` tokens."""
         config = self.config
-        splits, min_tokens = choose_splits(num_seqs, config.num_kv_heads, max_context, self.device)
         return new_workspace(
             num_seqs,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
-            splits,
+            launch_shape(num_seqs, max_context, config.num_kv_heads, self.device),
             self.device,
-            min_tokens,
         )
 
     def decode(

@@ -68,11 +68,20 @@ def test_rotary_store_kv(heads: Heads, norm: bool) -> None:
 
 @pytest.mark.parametrize("heads", [QWEN3_06B, QWEN3_8B, SMOLLM2])
 @pytest.mark.parametrize(
-    ("context_lens", "num_splits"),
-    [([384], 6), ([1], 64), ([8000], 64), ([1, 64, 65, 0, 1000, 4097], 16), ([200] * 70, 1)],
+    ("context_lens", "num_programs"),
+    [
+        ([384], 6),
+        ([1], 64),
+        ([8000], 66),
+        ([1, 64, 65, 0, 1000, 4097], 66),
+        ([200] * 70, 66),
+        ([150] * 500 + [0] * 12, 132),
+        ([150] * 500 + [0] * 12, 0),
+        (list(range(1, 2000, 16)), 132),
+    ],
 )
-def test_decode_attention(heads: Heads, context_lens: list[int], num_splits: int) -> None:
-    check_decode_attention(heads, context_lens, num_splits, norm=heads is not SMOLLM2)
+def test_decode_attention(heads: Heads, context_lens: list[int], num_programs: int) -> None:
+    check_decode_attention(heads, context_lens, num_programs, norm=heads is not SMOLLM2)
 
 
 def test_decode_attention_of_a_long_context() -> None:

@@ -5,7 +5,7 @@ from functools import lru_cache
 import torch
 
 from finback.kernels import dispatch
-from finback.kernels.decode_attention import DecodeWorkspace, new_workspace
+from finback.kernels.decode_attention import DecodeWorkspace, LaunchShape, new_workspace
 from finback.shared.models import cpu_stack
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.causal_lm import CausalLM
@@ -86,7 +86,7 @@ class ResidentTransformer(Transformer):
     def workspace(self, num_seqs: int, max_context: int) -> DecodeWorkspace:
         """See `ResidentModel`; nothing is kept there."""
         assert max_context > 0
-        return new_workspace(num_seqs, 1, 1, 1, 1, "cpu")
+        return new_workspace(num_seqs, 1, 1, 1, LaunchShape(num_programs=1), "cpu")
 
     @torch.inference_mode()
     def decode(

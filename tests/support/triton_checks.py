@@ -99,9 +99,15 @@ def check_rotary_store_kv(heads: Heads, rows: int, *, norm: bool) -> None:
 
 
 def check_decode_attention(
-    heads: Heads, context_lens: list[int], num_splits: int, *, norm: bool, min_tokens: int = 64
+    heads: Heads, context_lens: list[int], num_programs: int, *, norm: bool, tile: int = 32
 ) -> None:
-    from finback.kernels.decode_attention import cuda_triton, new_workspace, reference
+    """`num_programs` 0: a program a sequence."""
+    from finback.kernels.decode_attention import (
+        LaunchShape,
+        cuda_triton,
+        new_workspace,
+        reference,
+    )
 
     cos, sin = angles(max(context_lens) + 1, heads.head_dim)
     weights = [normal(heads.head_dim, seed=s) + 1.0 if norm else None for s in (5, 6)]
@@ -111,9 +117,14 @@ def check_decode_attention(
         heads.num_heads,
         heads.num_kv_heads,
         heads.head_dim,
-        num_splits,
+        LaunchShape(
+            num_programs=num_programs or len(context_lens),
+            tile=tile,
+            num_warps=2,
+            num_stages=2,
+            is_whole=not num_programs,
+        ),
         device(),
-        min_tokens,
     )
     results = []
     for module in (reference, cuda_triton):
