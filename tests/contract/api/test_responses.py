@@ -226,6 +226,32 @@ def test_sealed_thoughts_carry_a_stateless_conversation(thinker: openai.OpenAI) 
     assert wrong.value.code == "invalid_encrypted_content"
 
 
+def test_one_conversation_costs_the_same_through_both_apis(thinker: openai.OpenAI) -> None:
+    chat: Any = thinker.chat.completions.create
+    function = {k: v for k, v in ADD.items() if k != "type"}
+    called = {"name": "add", "arguments": '{"a": 1, "b": 2}'}
+    messages = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "sum"},
+        {
+            "role": "assistant", "content": "Adding.", "reasoning_content": "hm",
+            "tool_calls": [{"id": "c1", "type": "function", "function": called}],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": "3"},
+    ]  # fmt: skip
+    tools = [{"type": "function", "function": {**function, "strict": True}}]
+    asked = chat(model=MODEL, messages=messages, tools=tools).usage
+    items = [
+        {"role": "user", "content": "sum"},
+        {"type": "reasoning", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"role": "assistant", "content": "Adding."},
+        {"type": "function_call", "call_id": "c1", **called},
+        {"type": "function_call_output", "call_id": "c1", "output": "3"},
+    ]
+    made = ask(thinker, items, instructions="be brief", tools=[ADD]).usage
+    assert (made.input_tokens, made.output_tokens) == (asked.prompt_tokens, asked.completion_tokens)
+
+
 def test_counting_equals_usage(thinker: openai.OpenAI) -> None:
     first = ask(thinker, "hello", instructions="be brief", tools=[ADD])
     assert first.usage is not None

@@ -1,5 +1,6 @@
 """Background responses: made beside everything, followed from anywhere, and made again after kills."""
 
+import signal
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -218,6 +219,24 @@ def test_everything_dies_and_is_made_after_the_restart(pair: Pair) -> None:
     with pair.mend().clients() as (one, _):
         for at, name in enumerate(names):
             assert finished(one, name).output_text == f"{LONG} {at}"
+
+
+def test_a_gateway_that_was_only_taken_for_dead_changes_nothing(pair: Pair) -> None:
+    """Stopped, adopted, woken: its own attempt is fenced off and the other's stays."""
+    with pair.mend().clients() as (one, two):
+        with begin(one, LONG * 2, stream=True) as stream:
+            name = next(iter(stream)).response.id
+        pair.stack.processes["gateway"].send_signal(signal.SIGSTOP)
+        try:
+            done = finished(two, name)
+        finally:
+            pair.stack.processes["gateway"].send_signal(signal.SIGCONT)
+        assert done.output_text == LONG * 2
+        until(lambda: _open_requests(pair) == 0)
+        events: Any = one.responses.retrieve(name, stream=True)
+        told = [plain(event) for event in events]
+        final = check_stream(told, first_number=told[0]["sequence_number"])
+        assert final == plain(one.responses.retrieve(name))
 
 
 def test_a_stopped_gateway_gives_its_work_back(pair: Pair) -> None:
