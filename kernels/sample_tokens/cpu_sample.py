@@ -51,7 +51,18 @@ def sample_tokens(logits: torch.Tensor, params: SamplingTensors) -> SampledToken
     found = SampledTokens(token_ids=chosen, is_finite=finite)
     if params.num_logprobs is None:
         return found
-    return with_logprobs(found, logits, params.num_logprobs)
+    return with_logprobs(found, logits, params.num_logprobs, _log_mass)
+
+
+def _log_mass(scores: torch.Tensor) -> float:
+    """log(sum(exp(scores))), the same for any number of threads. scores: float32 [V].
+
+    Torch cuts a long sum into one part a thread, so that its last bit depends on how many there are.
+    """
+    row = scores.numpy()
+    top = row.max()
+    with np.errstate(invalid="ignore"):  # a row that is not finite is reported as such
+        return float(top + np.log(np.exp(row - top).sum(dtype=np.float64)))
 
 
 def _keys(params: SamplingTensors, temperature: np.ndarray) -> np.ndarray:

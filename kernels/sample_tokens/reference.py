@@ -1,6 +1,7 @@
 """Sampling in plain torch, a row at a time, so that no row can depend on its batch."""
 
 import math
+from collections.abc import Callable
 
 import torch
 
@@ -70,11 +71,21 @@ def _top_p_limit(scores: torch.Tensor, limit: float, top_p: float) -> float:
         size *= _GROWTH
 
 
-def with_logprobs(found: SampledTokens, logits: torch.Tensor, num_top: int) -> SampledTokens:
+def _log_mass(scores: torch.Tensor) -> torch.Tensor:
+    """log(sum(exp(scores))). scores: [V]."""
+    return torch.logsumexp(scores, 0)
+
+
+def with_logprobs(
+    found: SampledTokens,
+    logits: torch.Tensor,
+    num_top: int,
+    log_mass: Callable[[torch.Tensor], torch.Tensor | float] = _log_mass,
+) -> SampledTokens:
     """Add the logprobs of the raw distribution: the token's own and the `num_top` likeliest."""
     own, ids, values = [], [], []
     for row, token_id in enumerate(found.token_ids.tolist()):
-        total = torch.logsumexp(logits[row], 0)
+        total = log_mass(logits[row])
         own.append(logits[row, token_id] - total)
         best = torch.topk(logits[row], num_top)
         ids.append(best.indices.int())

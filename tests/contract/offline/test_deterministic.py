@@ -110,7 +110,9 @@ def test_prefix_hits_are_alone(case: Case) -> None:
 
 
 def test_drafted_is_alone(case: Case) -> None:
-    with case.llm(max_num_seqs=4, max_draft_tokens=4) as llm:
+    with case.llm(
+        max_num_seqs=4, max_draft_tokens=4, num_threads=1
+    ) as llm:  # nor do threads matter
         assert case.run(llm) == case.alone
         stats = llm.stats()
         assert stats.num_draft_tokens > stats.num_accepted_tokens > 0

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+import torch
 
 from finback.shared.errors import InvariantViolated, ServingError, Unavailable
 from finback.shared.offline.llm import LLM
@@ -113,7 +114,7 @@ def test_closing_ends_what_waits_and_refuses_what_comes(tiny_path: Path) -> None
     for use in (lambda: llm.generate("the"), llm.reset_prefix_cache, lambda: next(llm.stream("a"))):
         with pytest.raises(Unavailable, match="closed"):
             use()
-    assert llm.stats().num_steps > 0
+    assert llm.stats().num_kv_blocks == 64
 
 
 def test_what_is_forgotten_is_collected(tiny_path: Path) -> None:
@@ -143,6 +144,22 @@ def test_a_failure_of_the_device_is_raised(tiny_path: Path, is_streamed: bool) -
         with pytest.raises(InvariantViolated, match="the device fell off"):
             llm.generate("the")
         model.forward = kept  # type: ignore[method-assign]  # as it was
+
+
+def test_a_sequence_that_fails_fails_its_call_alone(tiny_path: Path) -> None:
+    with tiny_llm(tiny_path) as llm:
+        model = llm._host._calls.engine._runner._model
+        kept = model.logits
+
+        def spoiled(hidden: torch.Tensor) -> torch.Tensor:
+            return kept(hidden).fill_(float("nan"))
+
+        model.logits = spoiled  # type: ignore[method-assign]  # the fault
+        with pytest.raises(InvariantViolated, match=r"prompts\[\d+\]: .* not finite"):
+            llm.generate(["the"] * 100, LONG)
+        model.logits = kept  # type: ignore[method-assign]  # as it was
+        _until(lambda: _is_idle(llm))
+        assert len(llm.generate(["the"] * 3, SHORT)) == 3
 
 
 def test_a_failure_at_the_start_is_raised(tiny_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
