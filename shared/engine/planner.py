@@ -13,6 +13,8 @@ from finback.shared.engine.sequence import Sequence, State
 from finback.shared.engine.table import SequenceTable
 
 MIN_CHUNK_TOKENS = 64
+MIN_SHARED_TOKENS = 256
+"""A prompt waits for so much of it that another one is just computing."""
 
 
 @dataclass(slots=True)
@@ -185,11 +187,16 @@ class StepPlanner:
 
     def _admit(self, draft: _Draft) -> None:
         is_full = False
+        coming: set[bytes] | None = None
         for sequence in list(self._table.waiting):
             if draft.budget <= 0 or not self._table.free_slots:
                 return
             if sequence.in_flight or (sequence.num_completion and not has_credit(sequence)):
                 continue
+            if not sequence.block_ids and not is_full:
+                coming = self._coming() if coming is None else coming
+                if coming and self._is_worth_waiting(sequence, coming):
+                    continue
             if not sequence.block_ids and (is_full or not self._make_room(sequence)):
                 # Nobody overtakes it to new blocks; but one that owns its blocks must go on, for
                 # they may be the very ones that are missing.
@@ -204,6 +211,25 @@ class StepPlanner:
             self._table.enter_slot(sequence)
             init = _slot_init(sequence)
             draft.add(self._item(sequence, num_rows, is_sampled=is_sampled, init=init))
+            if coming is not None:
+                coming.update(self._table.unregistered_hashes(sequence))
+
+    def _coming(self) -> set[bytes]:
+        """Hashes of prompt blocks that running sequences compute now, or will."""
+        coming: set[bytes] = set()
+        for sequence in self._table.running:
+            if sequence.num_computed < sequence.num_prompt:
+                coming.update(self._table.unregistered_hashes(sequence))
+        return coming
+
+    def _is_worth_waiting(self, sequence: Sequence, coming: set[bytes]) -> bool:
+        """Will much of this prompt lie in the cache soon, behind what lies there already?"""
+        num_hits = len(self._table.match_prefix(sequence))
+        size = self._config.block_size
+        last = num_hits + -(-MIN_SHARED_TOKENS // size)
+        if last > (sequence.num_tokens - 1) // size:
+            return False
+        return self._table.block_hash(sequence, last - 1) in coming
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Blocks for all its known tokens; a spare one, lest it be preempted at once."""

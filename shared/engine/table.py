@@ -118,6 +118,19 @@ class SequenceTable:
             self.pool.register(sequence.block_ids[index], *pairs[index])
         sequence.num_registered = count
 
+    def unregistered_hashes(self, sequence: Sequence) -> list[bytes]:
+        """Of the full blocks of its known tokens, those that nobody can find yet."""
+        if not self.config.prefix_caching:
+            return []
+        count = sequence.num_tokens // self.config.block_size
+        return [block_hash for block_hash, _ in self._block_pairs(sequence, count)][
+            sequence.num_registered :
+        ]
+
+    def block_hash(self, sequence: Sequence, index: int) -> bytes:
+        """The hash of a full block of its known tokens."""
+        return [block_hash for block_hash, _ in self._block_pairs(sequence, index + 1)][index]
+
     def _block_pairs(self, sequence: Sequence, count: int) -> Iterator[tuple[bytes, bytes]]:
         size = self.config.block_size
         hashes = sequence.hashes

@@ -184,3 +184,23 @@ def test_tokens_past_a_stop_are_not_hashed() -> None:
     bench.runner.slots.offer_draft(sequence.slot, sequence.incarnation, 3, guess)
     assert bench.until_ended("s") == full[:where]
     assert bench.scheduler.table.pool.num_cached == (3 + where) // 4
+
+
+def test_a_prompt_waits_for_a_long_prefix_that_another_computes() -> None:
+    prefix = np.arange(700, dtype=np.int32) % (VOCAB_SIZE - 1) + 1
+    bench = Bench(num_blocks=700, max_model_len=800, max_num_batched_tokens=400)
+    for name, start in (("a", prefix), ("b", prefix), ("c", prefix[:80][::-1])):
+        own = np.full(8, 1 + ord(name) % 3, dtype=np.int32)
+        bench.add(name, 0, token_ids=np.concatenate((start, own)))
+    assert bench.step()[0] == {"a": 400}
+    assert bench.step()[0] == {"a": 308, "c": 88}  # "b" waits for 300 tokens, and is overtaken
+    assert bench.step()[0] == {"a": 1, "c": 1, "b": 8}
+
+
+def test_a_prompt_does_not_wait_for_a_short_prefix() -> None:
+    prefix = np.arange(200, dtype=np.int32) % (VOCAB_SIZE - 1) + 1
+    bench = Bench(num_blocks=700, max_model_len=800, max_num_batched_tokens=400)
+    for name in "ab":
+        own = np.full(8, 1 + ord(name) % 3, dtype=np.int32)
+        bench.add(name, 0, token_ids=np.concatenate((prefix, own)))
+    assert bench.step()[0] == {"a": 208, "b": 192}
