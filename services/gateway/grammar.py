@@ -4,9 +4,11 @@ import json
 from typing import Any, Final
 
 from finback.services.gateway.schema import GenerationRequest
+from finback.services.gateway.tool_rules import check_name
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
+MAX_NAME_CHARS: Final = 64
 MAX_GRAMMAR_CHARS: Final = 256 * 1024
 _KINDS: Final = {"regex": "regex", "grammar": "lark", "choice": "choice", "json": "json_schema"}
 
@@ -46,8 +48,10 @@ def _from_response_format(value: dict[str, Any] | None) -> GrammarSpec | None:
         holder = value.get("json_schema")
         if not isinstance(holder, dict):
             raise _invalid("response_format.json_schema", "an object with name and schema")
-        if not isinstance(holder.get("name"), str):
+        name = holder.get("name")
+        if not isinstance(name, str):
             raise _invalid("response_format.json_schema.name", "a string")
+        check_name(name, "response_format.json_schema.name", MAX_NAME_CHARS)
         return _schema(holder.get("schema"), "response_format.json_schema.schema")
     raise _invalid("response_format.type", "'text', 'json_object' or 'json_schema'")
 

@@ -174,6 +174,22 @@ def test_the_same_conversation_has_the_same_prompt(
         tools=[CLAUDE_ADD],
     )  # fmt: skip
     assert counted.input_tokens == made.usage.prompt_tokens
+    count_items: Any = thinker.responses.input_tokens.count
+    items = count_items(
+        model=MODEL,
+        instructions="Be brief.",
+        input=[
+            {"role": "user", "content": "add"},
+            {"role": "assistant", "content": "I add."},
+            {"type": "function_call", "call_id": "c1", "name": "add",
+             "arguments": '{"a": 1, "b": 2}'},
+            {"type": "function_call_output", "call_id": "c1", "output": "3"},
+            {"role": "user", "content": "thanks"},
+        ],
+        tools=[{"type": "function", **ADD["function"], "strict": False}],
+        reasoning={"effort": "none"},
+    )  # fmt: skip
+    assert items.input_tokens == counted.input_tokens
 
 
 def test_tool_loop(claude: anthropic.Anthropic) -> None:
@@ -269,3 +285,29 @@ def test_bytes_of_a_stream(thinking_stack: GatewayStack) -> None:
     for event, data in records:
         assert event == f"event: {json.loads(data.removeprefix('data: '))['type']}"
     assert records[-1][0] == "event: message_stop"
+
+
+def test_waiting_is_shown_by_pings(slow_stack: GatewayStack) -> None:
+    body = {"model": "gpt-4o", "max_tokens": 9, "messages": user("a b"), "stream": True}
+    reply = httpx.post(f"{slow_stack.url}/v1/messages", json=body, timeout=20)
+    kinds = [line[7:] for line in reply.text.split("\n") if line.startswith("event: ")]
+    assert kinds[:3] == ["message_start", "ping", "ping"]
+    assert kinds[-1] == "message_stop"
+
+
+def test_an_engine_that_dies_ends_the_stream_with_an_error(slow_stack: GatewayStack) -> None:
+    with anthropic.Anthropic(base_url=slow_stack.url, api_key="k", max_retries=0) as client:
+        create: Any = client.messages.create
+        stream = create(
+            model="gpt-4o",
+            max_tokens=5000,
+            messages=user("one two three four five six seven eight nine ten " * 20),
+            stream=True,
+        )
+        is_killed = False
+        with pytest.raises(anthropic.APIStatusError) as caught:
+            for event in stream:
+                if event.type == "content_block_delta" and not is_killed:
+                    is_killed = True
+                    slow_stack.kill("echo")
+        assert caught.value.body["type"] == "error"  # type: ignore[index]  # untyped

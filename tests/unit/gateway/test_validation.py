@@ -157,6 +157,8 @@ def test_grammars(fields: dict[str, Any], kind: str | None) -> None:
         ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
         ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
          "response_format.json_schema.name"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
+         "response_format.json_schema.name"),
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": 5}}},
          "response_format.json_schema.schema"),
         ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
