@@ -43,9 +43,12 @@ class ConversationRenderer:
         if continues is None:
             continues = len(plain) > 1 and plain[-1]["role"] == "assistant"
         supplied = strings_in([plain, variables or {}])
+        is_plain = not any(self._control.may_occur(text) for text in supplied)
+        if is_plain and not continues:
+            return list(self._control.split(self._render(plain, variables, None)))
         mark, end = unused_marks([*supplied, self._template.source])
         open_end = end if continues else None
-        if not any(self._control.may_occur(text) for text in supplied):
+        if is_plain:
             return list(self._control.split(self._render(plain, variables, open_end)))
         text = self._render_marked(plain, variables, mark, open_end)
         return [

@@ -24,10 +24,13 @@ END = SIZE - 2
 MAX_TOKENS = 1500
 
 
-def vocabulary() -> Vocabulary:
-    """All bytes, some longer tokens, an end token and one more control token."""
-    table = TokenTable(tokens=TOKENS, control_ids=[END, SIZE - 1], eos_ids=[END])
+def vocabulary(special: frozenset[str] = frozenset()) -> Vocabulary:
+    """All bytes, some longer tokens, an end token and one more control token.
 
+    `special`: those of the longer ones that are control tokens too.
+    """
+    control = [index for index, token in enumerate(TOKENS) if token.decode("latin-1") in special]
+    table = TokenTable(tokens=TOKENS, control_ids=[*control, END, SIZE - 1], eos_ids=[END])
     made = engine_tokenizer(table, SIZE, _ByteTokenizer)  # type: ignore[arg-type]  # all that is used of it
     return Vocabulary(made, SIZE, (END,))
 

@@ -56,9 +56,10 @@ def _within(name: str, value: float, low: float, high: float, *, open_low: bool 
 class GrammarSpec:
     """What the sampler service constrains an answer to.
 
-    `kind` is `json_object`, `json_schema`, `regex`, `choice` or `lark`; `text` is the schema, the
-    expression, or the JSON list of choices (empty for json_object). `grammar_id` is the content
-    hash that the sampler answered to `sampler.CompileRequest`.
+    `kind` is `json_object`, `json_schema`, `regex`, `choice`, `lark` or `structural`; `text` is the
+    schema, the expression, the JSON list of choices (empty for json_object), or `{lark, parts}`, where
+    the Lark text names parts (`@p0`) that are grammars of the other kinds: {kind, text, is_lenient}.
+    `grammar_id` is the content hash that the sampler answered to `sampler.CompileRequest`.
     """
 
     kind: str

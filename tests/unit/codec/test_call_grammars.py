@@ -184,3 +184,20 @@ def test_parameters_must_be_an_object(family: Family) -> None:
     tool = Tool(name="f", parameters={"type": "array"}, strict=True)
     with pytest.raises(InvalidRequest, match="'f' must be of type object"):
         family.format().grammar(conversation(tool))
+
+
+@families
+@pytest.mark.parametrize("start", ["answer", "opened"])
+def test_markers_that_only_control_tokens_can_spell(family: Family, start: Start) -> None:
+    special = frozenset({"<tool_call>", "</tool_call>", "<think>", "</think>", "<|python_tag|>"})
+    engine, made = vocabulary(special), family.format(start, special)
+    asked = conversation(WEATHER, NOTHING)
+    grammar = made.grammar(asked)
+    assert grammar is not None
+    walk = Walk(engine, grammar)
+    answers = [walk.draw(seed) for seed in range(5 * DRAWS)]
+    found = [parsed(made.parser(asked), answer) for answer in answers if answer is not None]
+    calls = [part for parts in found for part in parts if part[0] == "call"]
+    assert calls
+    for part in calls:
+        check_call(part, WEATHER, NOTHING)

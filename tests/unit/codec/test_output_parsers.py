@@ -32,6 +32,7 @@ CUTS = st.lists(st.integers(0, 600), max_size=12)
 
 
 @families
+@settings(max_examples=50)
 @given(
     reasoning=WORDS, content=WORDS, calls=st.lists(ARGUMENTS, max_size=3), cuts=CUTS,
     start=st.sampled_from(["opened", "expected"]),
@@ -61,7 +62,7 @@ def test_what_is_written_is_read(
 
 
 @families
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(data=st.data(), cuts=CUTS, start=st.sampled_from(["opened", "answer"]))
 def test_any_cut_and_no_loss(
     family: Family, data: st.DataObject, cuts: list[int], start: Start

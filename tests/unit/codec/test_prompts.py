@@ -135,7 +135,7 @@ def conversation_of(text: str) -> Conversation:
 
 
 @pytest.mark.parametrize("templates", [QWEN3, LLAMA3, HERMES, CHATML], ids=["qwen", "llama", "hermes", "chatml"])  # fmt: skip
-@settings(max_examples=60)
+@settings(max_examples=25)
 @given(asked=conversations())
 def test_nothing_supplied_becomes_a_control_token(
     templates: dict[str, str] | str, asked: Conversation
