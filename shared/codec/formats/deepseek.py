@@ -80,12 +80,16 @@ class DsmlSurface:
         block = self._block(surface, tools, is_parallel)
         return surface.rule("mixed", f'{head} "\\n" {block} | TEXT')
 
+    def in_thought(self, surface: Surface) -> str | None:
+        """See `CallSurface`."""
+        return f'{surface.until("thought_end", self.open)} "\\n" block'
+
     def _block(self, surface: Surface, tools: Sequence[Tool], is_parallel: bool) -> str:
         spelling = self.spelling
         rules = [invoke_rule(surface, spelling, tool, index) for index, tool in enumerate(tools)]
         call = surface.rule("call", " | ".join(rules))
         end = quote(f"</{DSML}{self.gap}{self.block}>")
-        return f"{call}{'+' if is_parallel else ''} {end}"
+        return surface.rule("block", f"{call}{'+' if is_parallel else ''} {end}")
 
     @property
     def spelling(self) -> TagSpelling:

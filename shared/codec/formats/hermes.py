@@ -65,6 +65,10 @@ class HermesSurface:
         call = surface.rule("call", f"{head} ({self._bodies(surface, tools)})")
         return surface.rule("mixed", f"{call}* TEXT" if is_parallel else f"{call} | TEXT")
 
+    def in_thought(self, surface: Surface) -> str | None:
+        """See `CallSurface`: calls are looked for behind reasoning only."""
+        return None
+
     def _bodies(self, surface: Surface, tools: Sequence[Tool]) -> str:
         return " | ".join(_body(surface, tool) for tool in tools)
 

@@ -135,6 +135,10 @@ class BareSurface:
         other = r"/\s{0,64}([^\s{\[<](.|\n)*)?/"
         return surface.rule("mixed", f"{begin}{calls} | {other}")
 
+    def in_thought(self, surface: Surface) -> str | None:
+        """See `CallSurface`: calls are looked for behind reasoning only."""
+        return None
+
     def _object(self, surface: Surface, tool: Tool) -> str:
         name = json.dumps(tool.name, ensure_ascii=False)
         head = quote(f'{{"name": {name}, "{self._key}": ')

@@ -54,6 +54,10 @@ class QwenCoderSurface:
         call = surface.rule("call", f"{head} {self._body(surface, tools)}")
         return surface.rule("mixed", f"{call}* TEXT" if is_parallel else f"{call} | TEXT")
 
+    def in_thought(self, surface: Surface) -> str | None:
+        """See `CallSurface`: calls are looked for behind reasoning only."""
+        return None
+
     def _body(self, surface: Surface, tools: Sequence[Tool]) -> str:
         rules = [invoke_rule(surface, _SPELLING, tool, index) for index, tool in enumerate(tools)]
         function = surface.rule("function", " | ".join(rules))

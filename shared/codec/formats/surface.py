@@ -111,6 +111,9 @@ class CallSurface(Protocol):
     def mixed(self, surface: Surface, tools: Sequence[Tool], is_parallel: bool) -> str:
         """Free text in which every call is one of these."""
 
+    def in_thought(self, surface: Surface) -> str | None:
+        """Where calls also end reasoning: any text, and calls of those whose rules were made."""
+
 
 def answer_grammar(
     conversation: Conversation,
@@ -141,7 +144,9 @@ def answer_grammar(
     surface.rule("answer", body)
     opening = f"{surface.mark(spans.think_open)} " if start == "expected" else ""
     thought = surface.until("thought", spans.think_close)
-    return surface.done(f"{opening}{thought} /\\n{{0,2}}/ answer")
+    body = f"{thought} /\\n{{0,2}}/ answer"
+    in_thought = family.in_thought(surface) if tools else None
+    return surface.done(f"{opening}({body} | {in_thought})" if in_thought else f"{opening}{body}")
 
 
 def _constrains(conversation: Conversation, tools: Sequence[Tool]) -> bool:
