@@ -15,6 +15,8 @@ from finback.shared.bench.stats import Spread
 
 # Where two runs differ in one of these, their figures are not of the same thing.
 _SAME: Final = (
+    ("workload", "scale"),
+    ("workload", "num_requests"),
     ("workload", "digest"),
     ("workload", "temperature"),
     ("workload", "concurrency"),
@@ -33,6 +35,10 @@ _SAME: Final = (
     ("environment", "gpus"),
     ("environment", "versions"),
 )
+
+
+# Digests are longer, and nobody reads them to the end.
+_MAX_SHOWN: Final = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +109,10 @@ def pairs(first: Sequence[Line], second: Sequence[Line]) -> tuple[list[Pair], li
 
 def show(console: Console, pair: Pair) -> None:
     """The table of one pair, with its warnings before it."""
-    console.print(f"A  {heading(pair.a)}\nB  {heading(pair.b)}", soft_wrap=True)
+    for name, line in (("A", pair.a), ("B", pair.b)):
+        about = line["environment"]
+        commit = (about.get("commit") or "no commit")[:12]
+        console.print(f"{name}  {heading(line)}; {commit}, {about.get('started')}", soft_wrap=True)
     for difference in pair.differences():
         console.print(f"[yellow]differs:[/yellow] {difference}")
     table = Table(box=None, padding=(0, 2, 0, 0))
@@ -156,4 +165,5 @@ def _name(key: _Key) -> str:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value) if isinstance(value, dict | list) else str(value)
+    text = json.dumps(value) if isinstance(value, dict | list) else str(value)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:12]}…"

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from finback.shared.bench.load import Job, Sampling
 from finback.shared.bench.track import RequestFailed, Track
+from finback.shared.engine.device import choose_device
 from finback.shared.errors import ServingError
 from finback.shared.offline.llm import LLM
 from finback.shared.offline.outputs import CompletionChunk, TokenLogprobs
@@ -23,6 +24,7 @@ class OfflineClient:
     def __init__(self, *, model: str, is_whole: bool, options: dict[str, Any]) -> None:
         self._llm = LLM(model, **options)
         self._is_whole = is_whole
+        self._device = choose_device(str(options.get("device", "auto")))
 
     async def ask(self, job: Job, sampling: Sampling, track: Track) -> None:
         """See `Client`."""
@@ -61,6 +63,7 @@ class OfflineClient:
             "model_config": dataclasses.asdict(self._llm.model_config),
             "weights_bytes": stats.weights_bytes,
             "kv_dtype": spec.kv_dtype,
+            "device": self._device,
             "versions": _versions(),
         }
 

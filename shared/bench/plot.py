@@ -1,4 +1,4 @@
-"""Throughput against latency, as an SVG or PNG: one line a file, one point a rate."""
+"""Throughput against latency, as a picture: one line a file, one point a rate of `chat`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,12 +32,14 @@ def curve(label: str, summaries: Sequence[Line], latency: str, percentile: str) 
         raise ConfigError(f"percentile must be one of {', '.join(PERCENTILES)}, not {percentile!r}")
     points = []
     for summary in summaries:
+        if summary["workload"]["rate_per_s"] is None:
+            continue
         across = spread_of(summary, "output_tokens_per_s")
         up = spread_of(summary, f"{latency}_s.{percentile}")
         if across is not None and up is not None:
             points.append((across.median, 1e3 * up.median, 1e3 * up.low, 1e3 * up.high))
     if not points:
-        raise ConfigError(f"{label}: no {latency} {percentile} in it")
+        raise ConfigError(f"{label}: no chat with {latency} {percentile} in it")
     columns = list(zip(*sorted(points), strict=True))
     return Curve(
         label=label,

@@ -23,6 +23,8 @@ from finback.shared.models.config import ModelConfig, RopeScaling
 PROBE_REQUESTS: Final = 8
 PROBE_TOKENS: Final = 32
 CEILINGS_TIMEOUT_S: Final = 120.0
+# Of the cores; more work than this beside the bench, and its figures are disturbed.
+BUSY_SHARE: Final = 0.5
 # What must be known of a vocabulary that nobody described: it holds all ids that are drawn.
 UNKNOWN_VOCAB_SIZE: Final = LAST_ID + 1
 
@@ -86,10 +88,15 @@ class Session:
 
     async def run(self) -> None:
         """Everything. Raises `BenchFailed` when a request failed or came back short."""
+        about = environment.environment()
         ceilings = None
         if self._options.has_limit and self._is_local:
             ceilings = await self._look_at_machine()
-        about = environment.environment()
+        if about["load_average_1m"] > BUSY_SHARE * about["cores"]:
+            self._observer.warns(
+                f"this machine is busy (load {about['load_average_1m']:g} on {about['cores']} "
+                "cores): figures and ceilings are those of what is left of it"
+            )
         is_offline = self._options.mode == "offline"
         self._observer.says("loading the model" if is_offline else "starting the clients")
         async with Crew(self._target.opening, self._options.clients) as crew:
@@ -115,6 +122,8 @@ class Session:
     def _note(self, facts: Line, ceilings: Line | None, about: Line) -> None:
         """What all lines and the limit need."""
         about["versions"] |= facts.pop("versions", {})
+        if ceilings is not None and facts.get("device") == "auto":
+            facts["device"] = ceilings["device"]
         self._head = {"environment": about, "target": facts, "ceilings": ceilings}
         if ceilings is not None:
             bandwidth = max(ceilings["copy_bytes_per_s"], ceilings["read_bytes_per_s"])

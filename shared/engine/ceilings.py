@@ -15,7 +15,7 @@ import torch
 
 from finback.shared.engine.device import choose_device, num_cores, set_num_threads
 
-NUM_RUNS: Final = 7
+NUM_RUNS: Final = 12
 _MIB: Final = 2**20
 # (bytes copied, columns of the matrix that is read, sizes and dtypes of products)
 _CPU: Final = (256 * _MIB, 8192, ((2048, torch.float32), (1024, torch.bfloat16)))

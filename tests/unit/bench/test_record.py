@@ -128,7 +128,8 @@ def test_tables_name_every_figure() -> None:
 
 def test_a_curve_is_drawn(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
-    lines = [summary(150.0, 0.4, rate_per_s=4.0), summary(100.0, 0.1)]
+    other = summary(500.0, 9.0, name="decode", rate_per_s=None)
+    lines = [summary(150.0, 0.4, rate_per_s=4.0), other, summary(100.0, 0.1)]
     one = plot.curve("a", lines, "ttft", "p99")
     assert one.tokens_per_s == (100.0, 150.0)
     assert one.latency_ms == pytest.approx((100.0, 400.0))
@@ -136,7 +137,7 @@ def test_a_curve_is_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "curve.svg").read_text().startswith("<?xml")
     with pytest.raises(ConfigError, match="output must end with"):
         plot.draw([one], "ttft", "p99", tmp_path / "curve.txt")
-    with pytest.raises(ConfigError, match="no tpot p99"):
+    with pytest.raises(ConfigError, match="no chat with tpot p99"):
         plot.curve("a", lines, "tpot", "p99")
     with pytest.raises(ConfigError, match="latency must be one of"):
         plot.curve("a", lines, "speed", "p99")
