@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -67,12 +68,8 @@ class Exchange:
 
         Raises `ServingError` as long as nothing was sent; afterwards errors go in the stream.
         """
-        self._admit()
-        self.num_open += 1
-        self._idle.clear()
-        self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
-        trace.get_current_span().set_attribute("gen_ai.request.model", asked_model)
-        try:
+        with self.opened():
+            trace.get_current_span().set_attribute("gen_ai.request.model", asked_model)
             caller.grant.check_model(asked_model, self.model.name)
             async with self._accounts.bill(caller) as bill:
                 bill.check_early()
@@ -83,6 +80,16 @@ class Exchange:
                 grammar = await self._compile(work, caller)
                 bill.generations = self._generations(work, grammar, caller, run.notify)
                 await run.answer(work, bill.generations)
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """One of the requests that are open at once; one too many is refused."""
+        self._admit()
+        self.num_open += 1
+        self._idle.clear()
+        self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)
+        try:
+            yield
         finally:
             self.num_open -= 1
             self._desk.metrics.gauge("finback.gateway.open_requests", self.num_open)

@@ -16,6 +16,9 @@ MIN_BUDGET_TOKENS: Final = 1024
 
 Blocks = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
 
+# What agents ask for by default, and what happens here in any case.
+_KEEP_THINKING: Final = {"type": "clear_thinking_20251015", "keep": "all"}
+
 RULES: Final = FieldRules(
     no_effect=frozenset(
         {
@@ -30,6 +33,10 @@ RULES: Final = FieldRules(
     neutral_only={
         "container": ((), "this service runs no code"),
         "mcp_servers": (([],), "this service calls no other servers"),
+        "context_management": (
+            ({"edits": []}, {"edits": [_KEEP_THINKING]}),
+            "nothing is taken out of what a client sends",
+        ),
     },
     unknown="{param}: Extra inputs are not permitted",
     missing="{param}: Field required",

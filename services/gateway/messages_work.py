@@ -43,7 +43,7 @@ def messages_endpoints(exchange: Exchange) -> Iterable[Endpoint]:
     yield Endpoint(
         name="messages.count_tokens",
         path="/v1/messages/count_tokens",
-        handler=partial(count_tokens, exchange.model),
+        handler=partial(count_tokens, exchange),
         dialect="anthropic",
         summary="What a conversation's prompt will cost",
         request=CountTokensRequest,
@@ -63,11 +63,15 @@ async def answer_messages(exchange: Exchange, body: bytes, caller: Caller, sink:
     await exchange.serve("messages", make_work, caller, sink, asked_model=request.model)
 
 
-async def count_tokens(model: ServedModel, body: bytes, caller: Caller, sink: Sink) -> None:
+async def count_tokens(exchange: Exchange, body: bytes, caller: Caller, sink: Sink) -> None:
     """`POST /v1/messages/count_tokens`: exactly what the usage of the same message will say."""
     request = check(parse_object(body), CountTokensRequest, RULES)
+    model = exchange.model
     model.check_name(request.model)
-    prompt = await model.encode_conversation(conversation_of(request), caller.tenant)
+    caller.grant.check_model(request.model, model.name)
+    conversation = conversation_of(request)
+    with exchange.opened():
+        prompt = await model.encode_conversation(conversation, caller.tenant)
     await sink.reply(200, to_json({"input_tokens": prompt.num_tokens}))
 
 

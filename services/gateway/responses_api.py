@@ -130,7 +130,8 @@ class ResponsesApi:
         context = await context_of(request, self._store, caller.tenant)
         unseal = partial(self._seals.unseal, tenant=caller.tenant)
         conversation = conversation_of(request, context.items, unseal)
-        prompt = await encode(conversation, model, caller.tenant)
+        with self._exchange.opened():
+            prompt = await encode(conversation, model, caller.tenant)
         found = {"object": "response.input_tokens", "input_tokens": prompt.num_tokens}
         await sink.reply(200, to_json(found))
 

@@ -93,7 +93,7 @@ class GatewayService(Service):
             recordings=Recordings(),
             request_ids=RequestIds(),
             endpoints=endpoint_table(
-                core_endpoints(self.exchange, TextTools(model)),
+                core_endpoints(self.exchange, TextTools(self.exchange)),
                 messages_endpoints(self.exchange),
                 usage_endpoints(UsageApi(self.accounts.meter)),
                 self.responses.endpoints,
@@ -232,7 +232,6 @@ def load_model(config: StackConfig) -> ServedModel:
         digest=source.digest,
         block_size=config.block_size,
         tokenizer=codec.tokenizer,
-        renderer=codec.renderer,
         numerics="deterministic" if config.deterministic else "fast",
         cluster_key=cluster_key(config),
         output_format=codec.output,

@@ -4,8 +4,8 @@ from finback.services.gateway.body import parse_object
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.chat_schema import ChatRequest
 from finback.services.gateway.chat_work import conversation_of
+from finback.services.gateway.exchange import Exchange
 from finback.services.gateway.openai_format import to_json
-from finback.services.gateway.served_model import ServedModel
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.text_schema import DetokenizeRequest, TokenizeRequest
 from finback.services.gateway.validation import check
@@ -15,8 +15,9 @@ from finback.shared.errors import InvalidRequest
 class TextTools:
     """Ids of a text or a conversation, and back."""
 
-    def __init__(self, model: ServedModel) -> None:
-        self._model = model
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+        self._model = exchange.model
 
     async def tokenize(self, body: bytes, caller: Caller, sink: Sink) -> None:
         """`{count, max_model_len, tokens}`."""
@@ -32,9 +33,11 @@ class TextTools:
                 tools=request.tools,
                 chat_template_kwargs=request.chat_template_kwargs,
             )
-            prompt = await self._model.encode_conversation(conversation_of(chat), "")
+            with self._exchange.opened():
+                prompt = await self._model.encode_conversation(conversation_of(chat), "")
         else:
-            prompt = await self._model.encode_text(request.prompt or "", "", "prompt")
+            with self._exchange.opened():
+                prompt = await self._model.encode_text(request.prompt or "", "", "prompt")
         tokens = memoryview(prompt.token_ids).cast("i").tolist()
         limit = self._model.max_model_len
         found = {"count": len(tokens), "max_model_len": limit, "tokens": tokens}

@@ -83,6 +83,8 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ({"no_such_field": 1}, "no_such_field: Extra inputs are not permitted"),
         ({"user": "me"}, "user: Extra inputs are not permitted"),
         ({"mcp_servers": [{}]}, "mcp_servers"),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}},
+         "context_management"),
     ],
 )  # fmt: skip
 def test_bad_requests(thinking_stack: GatewayStack, fields: dict[str, Any], says: str) -> None:
@@ -139,5 +141,7 @@ def test_accepted(claude: anthropic.Anthropic) -> None:
         metadata={"user_id": "u"},
         service_tier="auto",
         output_config={"effort": "low"},
-        extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 5, "cache_control": None},
+        extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 5, "cache_control": None,
+                    "context_management": {"edits": [
+                        {"type": "clear_thinking_20251015", "keep": "all"}]}},
     )  # fmt: skip
