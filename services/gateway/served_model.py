@@ -11,7 +11,6 @@ import numpy as np
 
 from finback.services.gateway.answer import Output
 from finback.shared.clock import unix_s
-from finback.shared.codec.conversation import ConversationRenderer
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.prompts.prompt_format import PromptFormat
@@ -21,8 +20,9 @@ from finback.shared.kv import block_hash
 
 # Longer texts are rendered, encoded and hashed on a thread: a millisecond is about this much.
 OFF_LOOP_CHARS: Final = 2_000
-# What one message costs beside its text, in characters.
+# What one message costs beside its text, and one tool, in characters.
 MESSAGE_CHARS: Final = 50
+TOOL_CHARS: Final = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,6 @@ class ServedModel:
         digest: str,
         block_size: int,
         tokenizer: Tokenizer,
-        renderer: ConversationRenderer | None,
         numerics: str,
         cluster_key: bytes = b"",
         output_format: OutputFormat | None = None,
@@ -75,7 +74,6 @@ class ServedModel:
         self._digest = digest
         self._key = cluster_key
         self._block_size = block_size
-        self._renderer = renderer
         self.format: OutputFormat = output_format or PlainFormat()
         self._prompt = prompt_format
 
@@ -121,7 +119,10 @@ class ServedModel:
         def encode() -> Prompt:
             return self._hashed(self.tokenizer.encode_pieces(prompt.render(conversation)), tenant)
 
-        return await _off_loop(encode, size + len(conversation.turns) * MESSAGE_CHARS)
+        # A template is rendered turn by turn and tool by tool, be they empty.
+        thought = sum(len(turn.reasoning) for turn in conversation.turns)
+        framing = len(conversation.turns) * MESSAGE_CHARS + len(conversation.tools) * TOOL_CHARS
+        return await _off_loop(encode, size + thought + framing)
 
     def output(self, conversation: Conversation) -> Output:
         """How the answer to a conversation is parsed."""
@@ -130,25 +131,6 @@ class ServedModel:
         return Output(new_parser=partial(self.format.parser, conversation), shown=shown)
 
     # -- prompts
-
-    async def encode_chat(
-        self, messages: Sequence[dict[str, Any]], variables: dict[str, Any] | None, tenant: str
-    ) -> Prompt:
-        """Render a conversation with the model's template and encode it."""
-        renderer = self._renderer
-        if renderer is None:
-            raise self._no_template()
-        self._check_num_messages(len(messages))
-        num_chars = sum(_num_chars(message.get("content")) for message in messages)
-        self._refuse_hopeless(num_chars, "messages")
-        # A template is rendered message by message, be they empty.
-        size = num_chars + len(messages) * MESSAGE_CHARS
-
-        def encode() -> Prompt:
-            pieces = renderer.pieces(messages, variables)
-            return self._hashed(self.tokenizer.encode_pieces(pieces), tenant)
-
-        return await _off_loop(encode, size)
 
     async def encode_text(self, text: str, tenant: str, param: str) -> Prompt:
         """Encode a bare prompt. An empty one becomes the beginning-of-text token."""
@@ -229,12 +211,6 @@ class ServedModel:
         return Prompt(ids.tobytes(), b"".join(hashes))
 
 
-def _num_chars(content: Any) -> int:
-    if isinstance(content, str):
-        return len(content)
-    return sum(len(part.get("text", "")) for part in content or ())
-
-
 def _too_long(message: str, param: str) -> InvalidRequest:
     return InvalidRequest(message, param=param, reason="context_length_exceeded")
 
@@ -253,4 +229,5 @@ def _size(conversation: Conversation) -> int:
         len(turn.content) + sum(len(call.arguments) for call in turn.tool_calls)
         for turn in conversation.turns
     )
-    return turns + sum(len(tool.description) for tool in conversation.tools)
+    tools = conversation.tools if conversation.tool_choice.mode != "none" else ()
+    return turns + sum(len(tool.description) for tool in tools)

@@ -52,15 +52,11 @@ def load_tokenizer(text: TextFiles) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Codec:
-    """Everything of a model that knows text. `prompt` None: it cannot be talked to, only completed.
-
-    `renderer`: of its default template.
-    """
+    """Everything of a model that knows text. `prompt` None: it cannot be talked to, only completed."""
 
     tokenizer: Tokenizer
     prompt: PromptFormat | None
     output: OutputFormat
-    renderer: ConversationRenderer | None
 
 
 def load_codec(text: TextFiles, *, architecture: str = "", output_format: str = "auto") -> Codec:
@@ -87,7 +83,6 @@ def load_codec(text: TextFiles, *, architecture: str = "", output_format: str = 
         tokenizer=tokenizer,
         prompt=prompt,
         output=select_format(clues, starts, name),
-        renderer=renderers.get(DEFAULT),
     )
 
 
