@@ -1,6 +1,7 @@
 """The other side of `against_llama_cpp.py`: the Finback engine as a co-hosted worker runs it.
 
-Same protocol as `llama_cpp_peer.py`. Random prompts of distinct tokens (no prefix hits), greedy,
+Same protocol as `llama_cpp_peer.py`, and `profile` answers with milliseconds a step by phase since the
+last time (with the argument `--profile` before the settings). Random prompts of distinct tokens (no prefix hits), greedy,
 no end token, drafting off. Sampling, scheduling and the commit of tokens are inside the time.
 """
 
@@ -13,10 +14,14 @@ from pathlib import Path
 import numpy as np
 
 from finback.shared.config import load
-from finback.shared.engine.build import load_engine
+from finback.shared.engine.build import engine_config
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.sequence import SequenceSpec
+from finback.shared.models.cpu_profile import PhaseProfile
+from finback.shared.models.cpu_stack import CpuStack
+from finback.shared.models.loader import load_model
+from finback.shared.models.source import open_source
 from finback.shared.wire.messages.generate import SamplingSpec
 
 PROMPT_TOKENS = 128
@@ -25,13 +30,22 @@ PROMPT_TOKENS = 128
 class Peer:
     """One engine; every workload is a set of new sequences."""
 
-    def __init__(self, model: Path, num_threads: int, extra: dict[str, str]) -> None:
+    def __init__(
+        self, model: Path, num_threads: int, extra: dict[str, str], *, is_profiled: bool
+    ) -> None:
         settings = {"model": str(model), "num_threads": str(num_threads), **extra}
         config, _ = load(env={}, overrides=settings)
         self._steps: list[tuple[float, StepOutput]] = []
         self._done = asyncio.Event()
         self._open = 0
-        self.engine: Engine = load_engine(config, self._on_step)
+        source = open_source(config.model)
+        sizes = engine_config(config, source)
+        network = load_model(source, sizes.device, sizes.mode, num_threads=sizes.num_threads)
+        self.numerics = network.numerics
+        self.profile: PhaseProfile | None = None
+        if is_profiled and isinstance(network, CpuStack):
+            self.profile = network.profile()
+        self.engine = Engine(network, sizes, on_step=self._on_step, owns_model=True)
         self._rng = np.random.default_rng(0)
         self._names = 0
 
@@ -82,9 +96,13 @@ class Peer:
 async def serve(peer: Peer) -> None:
     """Serve workloads until stdin ends."""
     await peer.engine.start()
-    print(json.dumps({"version": "finback"}), flush=True)
+    print(json.dumps({"version": f"finback {peer.numerics}"}), flush=True)
     while line := await asyncio.to_thread(sys.stdin.readline):
         kind, *numbers = line.split()
+        if kind == "profile":
+            found = peer.profile.take() if peer.profile is not None else {}
+            print(json.dumps(found), flush=True)
+            continue
         sizes = [int(number) for number in numbers]
         rate = await (peer.prefill(*sizes) if kind == "prefill" else peer.decode(*sizes))
         print(json.dumps({"tokens_per_s": rate}), flush=True)
@@ -93,8 +111,10 @@ async def serve(peer: Peer) -> None:
 
 async def main() -> None:
     """Load, then serve."""
-    extra = dict(item.split("=", 1) for item in sys.argv[3:])
-    await serve(Peer(Path(sys.argv[1]), int(sys.argv[2]), extra))
+    settings = [item for item in sys.argv[3:] if item != "--profile"]
+    extra = dict(item.split("=", 1) for item in settings)
+    is_profiled = "--profile" in sys.argv[3:]
+    await serve(Peer(Path(sys.argv[1]), int(sys.argv[2]), extra, is_profiled=is_profiled))
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from typing import Any, Final
 import numba
 from numba.core.caching import CompileResultCacheImpl, FunctionCache, _CacheLocator
 
+from finback.kernels import cpu_features
+
 CACHE_VARIABLE: Final = "FINBACK_KERNEL_CACHE"
 _ROOM: Final = Path(__file__).parent
 _SOURCES: Final = ("cpu_*.py", "compiled.py", "layout.py", "native.py", "simd.py")
@@ -23,8 +25,8 @@ _SOURCES: Final = ("cpu_*.py", "compiled.py", "layout.py", "native.py", "simd.py
 
 @cache
 def source_digest() -> str:
-    """Changes with any source that machine code is made from (not with those of other devices)."""
-    digest = blake2b(os.environ.get("FINBACK_SIMD_LANES", "").encode(), digest_size=12)
+    """Changes with the kernel set and any source of machine code (not with those of other devices)."""
+    digest = blake2b(cpu_features.chosen().name.encode(), digest_size=12)
     for path in sorted(path for name in _SOURCES for path in _ROOM.rglob(name)):
         digest.update(path.relative_to(_ROOM).as_posix().encode())
         digest.update(path.read_bytes())

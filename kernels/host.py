@@ -4,7 +4,8 @@ import importlib.util
 import platform
 import sys
 from functools import cache
-from pathlib import Path
+
+from finback.kernels import cpu_features
 
 
 @cache
@@ -15,14 +16,11 @@ def cpu_reason() -> str | None:
     if importlib.util.find_spec("numba") is None:
         return "numba is not installed"
     if platform.machine() in ("x86_64", "AMD64"):
-        missing = {"avx2", "fma", "f16c"} - _x86_flags()
+        missing = cpu_features.missing_features("avx2", cpu_features.usable_flags())
         if missing:
-            return f"the processor lacks {', '.join(sorted(missing))}"
+            return f"the processor lacks {', '.join(missing)}"
+    try:
+        cpu_features.chosen()
+    except ValueError as error:
+        return str(error)
     return None
-
-
-def _x86_flags() -> set[str]:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("flags"):
-            return set(line.partition(":")[2].split())
-    return set()

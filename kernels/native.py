@@ -151,6 +151,19 @@ def pause(typingctx: Any) -> Any:
     return types.void(), codegen
 
 
+@intrinsic  # type: ignore[untyped-decorator]  # numba has no types
+def cycles(typingctx: Any) -> Any:
+    """The processor's cycle counter."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        function = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(_I64, []), "llvm.readcyclecounter"
+        )
+        return builder.call(function, [])
+
+    return types.int64(), codegen
+
+
 @device_function
 def wait_for(address, value):  # type: ignore[no-untyped-def]  # compiled by numba
     """Until the int64 is at least `value`; polite when others need the processor."""

@@ -8,29 +8,17 @@ Arithmetic is spelled out (explicit fma, fixed order), never left to a vectorise
 tile of one row has the same bits as in a tile of six.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
-import llvmlite.binding as llvm
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-LANES_VARIABLE: Final = "FINBACK_SIMD_LANES"
+from finback.kernels import cpu_features
 
-
-def _choose_lanes() -> int:
-    """16 with AVX-512, else 8; the variable is for tests: wide code runs on narrow processors too."""
-    asked = os.environ.get(LANES_VARIABLE)
-    if asked:
-        return int(asked)
-    features = llvm.get_host_cpu_features()
-    return 16 if features.get("avx512f") and features.get("avx512vl") else 8
-
-
-LANES: Final = _choose_lanes()
+LANES: Final = cpu_features.chosen().lanes
 """float32 values in a vector."""
 
 COLUMN_VECTORS: Final = 2

@@ -1,12 +1,14 @@
 """The whole step, as every thread runs it."""
 
 from finback.kernels.compiled import compiled, device_function, inlined
+from finback.kernels.cpu_features import chosen
 from finback.kernels.decoder_stack.cpu_phases import (
     BUFFER_AT,
     PANEL_AT,
     attend,
     embed_rows,
     gate_up,
+    mark,
     multiply,
     norm_out_rows,
     norm_rows,
@@ -23,6 +25,7 @@ from finback.kernels.decoder_stack.layout import (
     SYNC_SEMAPHORE,
     SYNC_STOP,
     TASK_HEAD,
+    TASK_WIDE,
     Job,
     Layer,
 )
@@ -40,6 +43,14 @@ from finback.kernels.native import (
 )
 
 # mypy: disable-error-code="no-untyped-def"
+
+if chosen().wide == "amx":
+    from finback.kernels.decoder_stack.cpu_wide import run_wide
+else:
+
+    @device_function
+    def run_wide(thread, num_threads, job):
+        """Never called: there are no wide products here."""
 
 
 @inlined
@@ -79,30 +90,40 @@ def _run_layers(thread, num_threads, job):
     num_units = _write_units(job)
     phase = 0
     embed_rows(job, phase, num_threads)
+    mark(thread, job, phase)
     phase += 1
     for index in range(job[Job.NUM_LAYERS]):
         layer = job[Job.LAYERS] + index * Layer.SIZE * 8
         norm_rows(job, phase, num_threads, peek_i64(layer + Layer.ATTN_NORM * 8), index > 0)
+        mark(thread, job, phase)
         phase += 1
         multiply(job, phase, num_threads, peek_i64(layer + Layer.QKV * 8), qkv_tiles, rows,
                  job[Job.NORMED], hidden, job[Job.QKV], qkv_size * 4, panel)  # fmt: skip
+        mark(thread, job, phase)
         phase += 1
         rotate_and_store(job, phase, num_threads, index, peek_i64(layer + Layer.Q_NORM * 8),
                          peek_i64(layer + Layer.K_NORM * 8))  # fmt: skip
+        mark(thread, job, phase)
         phase += 1
         attend(job, phase, num_threads, index, num_units, scratch)
+        mark(thread, job, phase)
         phase += 1
         multiply(job, phase, num_threads, peek_i64(layer + Layer.O * 8), hidden_tiles, rows,
                  job[Job.MIXED], q_size, job[Job.DELTA], hidden * 4, panel)  # fmt: skip
+        mark(thread, job, phase)
         phase += 1
         norm_rows(job, phase, num_threads, peek_i64(layer + Layer.MLP_NORM * 8), True)
+        mark(thread, job, phase)
         phase += 1
         gate_up(job, phase, num_threads, peek_i64(layer + Layer.GATE_UP * 8), rows, panel, buffer)
+        mark(thread, job, phase)
         phase += 1
         multiply(job, phase, num_threads, peek_i64(layer + Layer.DOWN * 8), hidden_tiles, rows,
                  job[Job.ACTIVATED], inner, job[Job.DELTA], hidden * 4, panel)  # fmt: skip
+        mark(thread, job, phase)
         phase += 1
     norm_out_rows(job, phase, num_threads, job[Job.NUM_LAYERS] > 0)
+    mark(thread, job, phase)
 
 
 @inlined
@@ -116,6 +137,9 @@ def _run_head(thread, num_threads, job):
 def _run(thread, num_threads, job):
     if job[Job.TASK] == TASK_HEAD:
         _run_head(thread, num_threads, job)
+        mark(thread, job, 0)
+    elif job[Job.TASK] == TASK_WIDE:
+        run_wide(thread, num_threads, job)
     else:
         _run_layers(thread, num_threads, job)
 

@@ -18,7 +18,7 @@ from finback.kernels.linear.cpu_multiply import (
 )
 from finback.kernels.linear.cpu_packing import BF16, F16, Q8
 from finback.kernels.linear.cpu_tiles import TILE_COLUMNS
-from finback.kernels.native import atomic_add, peek_i32, peek_i64, wait_for
+from finback.kernels.native import atomic_add, cycles, peek_i32, peek_i64, poke_i64, wait_for
 from finback.kernels.paged_attention.cpu_rows import (
     divided_copy,
     mix_over_blocks,
@@ -61,6 +61,13 @@ def complete(job, phase, count):
 def wait_until_complete(job, phase, total):
     """The end of a phase: all units done, by whichever threads are awake."""
     wait_for(job[Job.SYNC] + SYNC_CLAIMS + phase * SYNC_LINE + 8, total)
+
+
+@inlined
+def mark(thread, job, phase):
+    """Write down when a phase ended, if that is asked for."""
+    if thread == 0 and job[Job.CLOCK] != 0:
+        poke_i64(job[Job.CLOCK] + phase * 8, cycles())
 
 
 @device_function

@@ -36,7 +36,9 @@ class Job(IntEnum):
     MIXED = auto()  # [T, q]
     DELTA = auto()  # [T, hidden]
     ACTIVATED = auto()  # [T, intermediate]
-    UNITS = auto()  # int64 [units, 3]: sequence, first row, rows
+    UNITS = auto()  # int64 [units, 3]: sequence, first row, rows; wide: [units, 4], its panels
+    KV_UNITS = auto()  # wide: int64 [blocks, 3]: sequence, first token, the sequence's panels
+    KV_PANELS = auto()  # wide: keys and values of all sequences as bfloat16 panels
     SCRATCH = auto()  # of thread 0
     SCRATCH_STEP = auto()
     SCORES_STEP = auto()  # bytes of a row of scores
@@ -47,6 +49,7 @@ class Job(IntEnum):
     SYNC = auto()
     EPS = auto()  # bits of float32
     SCALE = auto()  # bits of float32
+    SCALE_LOG2 = auto()  # wide: the same times log2(e), bits of float32
     NUM_LAYERS = auto()
     HIDDEN = auto()
     INNER = auto()
@@ -62,6 +65,8 @@ class Job(IntEnum):
     HEAD_IN = auto()  # float32 [R, hidden]
     LOGITS = auto()  # float32 [R, logits_step / 4]
     LOGITS_STEP = auto()
+    # int64 [phases]: processor cycles when thread 0 ended each phase of the job; 0: not wanted
+    CLOCK = auto()
     SIZE = auto()
 
 
@@ -81,6 +86,7 @@ class Layer(IntEnum):
 
 TASK_LAYERS: Final = 0
 TASK_HEAD: Final = 1
+TASK_WIDE: Final = 2
 
 SYNC_LINE: Final = 64
 """Bytes between counters, so that threads do not share a cache line by accident."""
@@ -92,7 +98,8 @@ SYNC_CLAIMS: Final = 192  # a line a phase: units claimed, units done
 
 CLOSED: Final = 1 << 32
 
-PHASES_PER_LAYER: Final = 8
+PHASES_PER_LAYER: Final = 9
+"""Of the longer one: eight of exact layers, nine of wide ones."""
 EXTRA_PHASES: Final = 4
 
 ROW_BLOCK: Final = 96

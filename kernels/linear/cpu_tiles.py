@@ -111,13 +111,13 @@ def _emit_plain(e: Emitter, rows: int, vectors: int, load: Loader, item_bytes: i
     sums.write(outs)
 
 
-def _q4_scales(e: Emitter, group: Value, vector: int) -> tuple[Value, Value]:
+def q4_scales(e: Emitter, group: Value, vector: int) -> tuple[Value, Value]:
     """Scale and minimum of a vector of columns in a group."""
     scale = e.load_f16(group, vector * LANES * 2)
     return scale, e.load_f16(group, (TILE_COLUMNS + vector * LANES) * 2)
 
 
-def _q4_pair(e: Emitter, pair: Value, vector: int, scales: tuple[Value, Value]) -> list[Value]:
+def q4_pair(e: Emitter, pair: Value, vector: int, scales: tuple[Value, Value]) -> list[Value]:
     """Weights of two neighbouring k: the low and the high halves of bytes."""
     b = e.b
     raw = b.zext(e.load(pair, e.vector_of(I8), vector * LANES), e.i32)
@@ -125,7 +125,7 @@ def _q4_pair(e: Emitter, pair: Value, vector: int, scales: tuple[Value, Value]) 
     return [e.fma(b.uitofp(half, e.f32), scales[0], scales[1]) for half in halves]
 
 
-def _q8_row(e: Emitter, row: Value, vector: int, scale: Value) -> Value:
+def q8_row(e: Emitter, row: Value, vector: int, scale: Value) -> Value:
     """Weights of one k."""
     raw = e.b.sext(e.load(row, e.vector_of(I8), vector * LANES), e.i32)
     return e.b.fmul(e.b.sitofp(raw, e.f32), scale)
@@ -154,14 +154,14 @@ def q4_rows(num_rows: int, num_tiles: int) -> Any:
         with e.loop(groups) as index:
             start = b.add(w, b.mul(index, I64(Q4_GROUP_BYTES)))
             tiles = [b.add(start, b.mul(w_step, I64(t))) for t in range(num_tiles)]
-            scales = [_q4_scales(e, tiles[t], v) for t, v in vectors]
+            scales = [q4_scales(e, tiles[t], v) for t, v in vectors]
             packed = [b.add(at, I64(TILE_COLUMNS * 4)) for at in tiles]
             _prefetch(e, tiles, w_step, Q4_GROUP_BYTES)
             with e.loop(I64(GROUP // 4)) as quad:
                 for half in range(2):
                     offset = b.add(b.mul(quad, I64(2 * TILE_COLUMNS)), I64(half * TILE_COLUMNS))
                     pairs = [
-                        _q4_pair(e, b.add(packed[t], offset), v, scales[i])
+                        q4_pair(e, b.add(packed[t], offset), v, scales[i])
                         for i, (t, v) in enumerate(vectors)
                     ]
                     k = b.add(b.mul(index, I64(GROUP)), b.mul(quad, I64(4)))
@@ -192,7 +192,7 @@ def q8_rows(num_rows: int, num_tiles: int) -> Any:
                 for part in range(4):
                     offset = b.mul(b.add(b.mul(quad, I64(4)), I64(part)), I64(TILE_COLUMNS))
                     weights = [
-                        _q8_row(e, b.add(packed[t], offset), v, scales[i])
+                        q8_row(e, b.add(packed[t], offset), v, scales[i])
                         for i, (t, v) in enumerate(vectors)
                     ]
                     sums.add(k, weights, part)
@@ -205,13 +205,13 @@ def _emit_q4_panel(e: Emitter, w: Value, groups: Value, panel: Value) -> None:
     b = e.b
     with e.loop(groups) as index:
         at = b.add(w, b.mul(index, I64(Q4_GROUP_BYTES)))
-        scales = [_q4_scales(e, at, v) for v in range(COLUMN_VECTORS)]
+        scales = [q4_scales(e, at, v) for v in range(COLUMN_VECTORS)]
         target = b.add(panel, b.mul(index, I64(GROUP * TILE_COLUMNS * 4)))
         with e.loop(I64(GROUP // 2)) as pair:
             source = b.add(b.add(at, I64(TILE_COLUMNS * 4)), b.mul(pair, I64(TILE_COLUMNS)))
             rows = b.add(target, b.mul(pair, I64(2 * TILE_COLUMNS * 4)))
             for v in range(COLUMN_VECTORS):
-                for part, value in enumerate(_q4_pair(e, source, v, scales[v])):
+                for part, value in enumerate(q4_pair(e, source, v, scales[v])):
                     e.store(value, rows, (part * TILE_COLUMNS + v * LANES) * 4)
 
 
@@ -225,7 +225,7 @@ def _emit_q8_panel(e: Emitter, w: Value, groups: Value, panel: Value) -> None:
             source = b.add(b.add(at, I64(TILE_COLUMNS * 2)), b.mul(k, I64(TILE_COLUMNS)))
             row = b.add(target, b.mul(k, I64(TILE_COLUMNS * 4)))
             for v in range(COLUMN_VECTORS):
-                e.store(_q8_row(e, source, v, scales[v]), row, v * LANES * 4)
+                e.store(q8_row(e, source, v, scales[v]), row, v * LANES * 4)
 
 
 q4_panel: Final = kernel(_emit_q4_panel)

@@ -1,17 +1,22 @@
 """The network as one compiled function over packed weights: the fast and deterministic path on CPUs.
 
 Weights stay in the file's precision (4-bit ones stay 4-bit), arithmetic is float32, and a row's bits
-do not depend on the rows beside it, so one path serves both numerics classes.
+do not depend on the rows beside it. Fast mode differs in one thing: where the processor has matrix
+tiles, chunks of WIDE_ROWS tokens or more are computed in bfloat16 (docs/adr/0006). So rows that decode
+have the same bits in both modes, whatever runs beside them.
 """
 
+import math
 import threading
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from finback.kernels.cpu_features import chosen
 from finback.kernels.decoder_stack.cpu_driver import run_stack
+from finback.kernels.decoder_stack.cpu_wide import scratch_bytes
 from finback.kernels.decoder_stack.layout import (
     CLOSED,
     EXTRA_PHASES,
@@ -23,9 +28,11 @@ from finback.kernels.decoder_stack.layout import (
     SYNC_STOP,
     TASK_HEAD,
     TASK_LAYERS,
+    TASK_WIDE,
     Job,
     Layer,
 )
+from finback.kernels.linear.cpu_amx import BLOCK_ROWS, STEP_K
 from finback.kernels.linear.cpu_multiply import PANEL_BYTES
 from finback.kernels.linear.cpu_packing import PackedMatrix, allocate
 from finback.kernels.linear.cpu_tiles import TILE_COLUMNS
@@ -33,9 +40,11 @@ from finback.kernels.simd import LANES, MAX_TILE_ROWS
 from finback.shared.errors import ConfigError
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.config import ModelConfig
+from finback.shared.models.cpu_profile import PhaseProfile
 from finback.shared.models.cpu_weights import CpuWeights, load_cpu_weights
 from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.rope import RotaryTable, inverse_frequencies
+from finback.shared.models.row_classes import split_rows
 from finback.shared.models.weight_names import ROPE_FACTORS
 from finback.shared.models.weights import WeightReader
 
@@ -43,6 +52,10 @@ _KV_KINDS: Final = {"f32": (0, 4), "f16": (1, 2), "bf16": (2, 2)}
 """Kind and item bytes; the kinds are those of packed weights."""
 
 _INITIAL_POSITIONS: Final = 2048
+
+WIDE_ROWS: Final = 16
+"""Rows of a chunk from which on fast mode computes it in bfloat16."""
+
 Int64 = npt.NDArray[np.int64]
 
 
@@ -75,7 +88,8 @@ class CpuStack:
         self.num_threads = num_threads
         self._weights: CpuWeights = load_cpu_weights(config, reader)
         self.weights_bytes = self._weights.num_bytes
-        self.numerics = f"cpu-f32-{LANES}"
+        self.is_wide = mode == "fast" and chosen().wide == "amx" and _fits_tiles(config)
+        self.numerics = f"cpu-f32-{LANES}" + ("-amx" if self.is_wide else "")
         factors = reader.optional(ROPE_FACTORS, torch.float32)
         self._rope = RotaryTable(
             inverse_frequencies(config, factors),
@@ -85,6 +99,7 @@ class CpuStack:
         self._job: Int64 = np.zeros(Job.SIZE, np.int64)
         self._buffers: dict[str, torch.Tensor] = {}
         self._scratch = np.zeros(0, np.uint8)
+        self._profile: PhaseProfile | None = None
         self._fill_constants()
         self._followers = [self._start_follower(index) for index in range(1, num_threads)]
 
@@ -103,6 +118,7 @@ class CpuStack:
         job[Job.HEAD_DIM] = config.head_dim
         job[Job.EPS] = _bits(config.rms_norm_eps)
         job[Job.SCALE] = _bits(config.head_dim**-0.5)
+        job[Job.SCALE_LOG2] = _bits(config.head_dim**-0.5 / math.log(2))
         job[Job.EMBEDDING] = self._weights.embedding.tiles.ctypes.data
         job[Job.HEAD] = self._weights.head.tiles.ctypes.data
         job[Job.NUM_HEAD_TILES] = len(self._weights.head.tiles)
@@ -155,6 +171,11 @@ class CpuStack:
         padded = -(-max_context // TILE_COLUMNS) * TILE_COLUMNS
         attention = SCRATCH_FIXED_BYTES + MAX_TILE_ROWS * 4 * (2 * self.config.head_dim + padded)
         needed = max(attention, PANEL_BYTES + ROW_BLOCK * 2 * TILE_COLUMNS * 4)
+        if self.is_wide:
+            largest_k = max(
+                self.config.hidden_size, self.config.q_size, self.config.intermediate_size
+            )
+            needed = max(needed, scratch_bytes(self.config.head_dim, largest_k))
         step = -(-needed // 4096) * 4096
         if self._scratch.nbytes < step * self.num_threads:
             self._scratch = allocate(step * self.num_threads)
@@ -165,8 +186,26 @@ class CpuStack:
     @torch.inference_mode()
     def forward(self, batch: ForwardBatch, kv: KVPool) -> torch.Tensor:
         """See `CausalLM`."""
+        out = self._buffer("out", batch.logit_rows.shape[0], self.config.hidden_size)
+        if not self.is_wide:
+            self._run(batch, kv, TASK_LAYERS, out)
+            return out
+        for part in split_rows(batch, WIDE_ROWS):
+            task = TASK_WIDE if part.is_wide else TASK_LAYERS
+            if part.outputs is None:
+                self._run(part.batch, kv, task, out)
+            elif len(part.outputs):
+                found = self._buffer("part", len(part.outputs), self.config.hidden_size)
+                self._run(part.batch, kv, task, found)
+                out[part.outputs] = found
+            else:
+                self._run(part.batch, kv, task, out[:0])
+        return out
+
+    def _run(self, batch: ForwardBatch, kv: KVPool, task: int, out: torch.Tensor) -> None:
+        """All layers over one kind of rows; `out` takes the rows that leave."""
         config, job = self.config, self._job
-        rows, outs = batch.num_rows, batch.logit_rows.shape[0]
+        rows = batch.num_rows
         token_ids = batch.token_ids.numpy()
         if token_ids.dtype != np.int32:
             token_ids = token_ids.astype(np.int32)
@@ -174,11 +213,10 @@ class CpuStack:
             raise ValueError(f"token ids must be within 0 to {config.vocab_size - 1}")
         self._rope.grow(batch.max_context)
         self._ensure_scratch(batch.max_context)
-        out = self._buffer("out", outs, config.hidden_size)
         units = self._buffer("units", rows, 6)  # three int64
         job[Job.NUM_ROWS] = rows
         job[Job.NUM_SEQS] = batch.num_seqs
-        job[Job.NUM_OUT] = outs
+        job[Job.NUM_OUT] = out.shape[0]
         job[Job.TOKEN_IDS] = token_ids.ctypes.data
         job[Job.POSITIONS] = batch.positions.data_ptr()
         job[Job.SLOTS] = batch.slot_mapping.data_ptr()
@@ -190,6 +228,8 @@ class CpuStack:
         job[Job.OUT] = out.data_ptr()
         job[Job.UNITS] = units.data_ptr()
         self._place_pool(kv)
+        if task == TASK_WIDE:
+            self._place_panels(batch, kv)
         qkv = config.q_size + 2 * config.kv_size
         for name, columns in (
             (Job.X, config.hidden_size),
@@ -199,11 +239,21 @@ class CpuStack:
             (Job.DELTA, config.hidden_size),
             (Job.ACTIVATED, config.intermediate_size),
         ):
-            job[name] = self._buffer(name.name, rows, columns).data_ptr()
+            job[name] = self._buffer(name.name, _whole_blocks(rows), columns).data_ptr()
         job[Job.COS], job[Job.SIN] = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
-        job[Job.TASK] = TASK_LAYERS
+        job[Job.TASK] = task
         run_stack(0, self.num_threads, job)
-        return out
+        if self._profile is not None:
+            self._profile.add(task)
+
+    def _place_panels(self, batch: ForwardBatch, kv: KVPool) -> None:
+        """Room for keys and values of all sequences as bfloat16 panels, and the list of their blocks."""
+        lengths = batch.context_lens.numpy()
+        tokens = int(_whole_blocks(lengths).sum())
+        panels = self._buffer("panels", tokens, self.config.kv_size)
+        blocks = int((-(-lengths // kv.block_size)).sum())
+        self._job[Job.KV_PANELS] = panels.data_ptr()
+        self._job[Job.KV_UNITS] = self._buffer("kv_units", blocks, 6).data_ptr()
 
     def _place_pool(self, kv: KVPool) -> None:
         job = self._job
@@ -232,6 +282,12 @@ class CpuStack:
         run_stack(0, self.num_threads, job)
         return out[:, : self.config.vocab_size]
 
+    def profile(self) -> PhaseProfile:
+        """Measure the phases of all steps from now on."""
+        self._profile = PhaseProfile(self.config.num_layers)
+        self._job[Job.CLOCK] = self._profile.clock.ctypes.data
+        return self._profile
+
     def close(self) -> None:
         """Stop the helper threads."""
         if not self._followers:
@@ -241,6 +297,17 @@ class CpuStack:
         for thread in self._followers:
             thread.join()
         self._followers = []
+
+
+def _whole_blocks(rows: Any) -> Any:
+    """Rounded up to blocks of rows."""
+    return -(-rows // BLOCK_ROWS) * BLOCK_ROWS
+
+
+def _fits_tiles(config: ModelConfig) -> bool:
+    """Can products of bfloat16 tiles compute this model? They want steps of STEP_K."""
+    sizes = (config.hidden_size, config.q_size, config.kv_size, config.intermediate_size)
+    return not any(size % STEP_K for size in (*sizes, config.head_dim))
 
 
 def _bits(value: float) -> int:

@@ -202,3 +202,78 @@ def test_decode_in_reference_precision(compiled: CausalLM, reference: CausalLM) 
         for model in (compiled, reference)
     )
     torch.testing.assert_close(found, wanted, atol=2e-3, rtol=0)
+
+
+# -- fast mode, where the processor has matrix tiles: chunks of 16 rows and more in bfloat16
+
+MAX_FAST_LOGIT_ERROR: Final = 0.8
+"""Measured 0.35 to 0.55 over texts of 300 tokens (docs/LOG.md)."""
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[CausalLM]:
+    model = load_model(open_source(), mode="fast", num_threads=2)
+    if not model.numerics.endswith("-amx"):
+        model.close()
+        pytest.skip(f"fast mode is {model.numerics} here: what deterministic mode is")
+    yield model
+    model.close()
+
+
+def test_fast_chunks_stay_close(
+    fast: CausalLM, answers: list[tuple[list[int], torch.Tensor]]
+) -> None:
+    """As above, with bounds of bfloat16."""
+    pool = fast.new_pool(8, BLOCK)
+    worst, divergences, losses = 0.0, [], []
+    for text, wanted in answers:
+        found = logits_of(fast, pool, [Chunk(token_ids=text[:-1])])
+        worst = max(worst, float((found - wanted).abs().max()))
+        p, q = wanted.log_softmax(-1), found.log_softmax(-1)
+        divergences.append((p.exp() * (p - q)).sum(-1))
+        targets = torch.tensor(text[1:])[:, None]
+        losses.append([float(-x.gather(1, targets).mean()) for x in (p, q)])
+    assert worst < MAX_FAST_LOGIT_ERROR
+    assert float(torch.cat(divergences).mean()) < 5e-4
+    reference_loss, loss = np.mean(losses, axis=0)
+    assert abs(np.exp(loss) / np.exp(reference_loss) - 1) < 1e-2
+
+
+def test_fast_tokens_differ_only_at_near_ties(
+    fast: CausalLM, answers: list[tuple[list[int], torch.Tensor]], prompts: list[list[int]]
+) -> None:
+    wanted = {tuple(text): logits for text, logits in answers}
+    found = _generate(fast, prompts)
+    for (text, _), (reference_text, logits) in zip(found, wanted.items(), strict=True):
+        pairs = zip(text, reference_text, strict=True)
+        split = next((i for i, pair in enumerate(pairs) if pair[0] != pair[1]), None)
+        if split is not None:
+            best = logits[split - 1].topk(2).values
+            assert float(best[0] - best[1]) < MAX_FAST_LOGIT_ERROR
+
+
+def test_fast_rows_depend_on_their_own_chunk_only(
+    fast: CausalLM, compiled: CausalLM, prompts: list[list[int]]
+) -> None:
+    """Short chunks have the deterministic bits, long ones their own, whatever runs beside them."""
+    text = [token for prompt in prompts for token in prompt][:90]
+    short, other = prompts[0][:4], prompts[4] * 7
+    alone = logits_of(fast, fast.new_pool(8, BLOCK), [Chunk(token_ids=text)])
+    exact = logits_of(compiled, compiled.new_pool(8, BLOCK), [Chunk(token_ids=short)])
+    together = logits_of(
+        fast,
+        fast.new_pool(16, BLOCK),
+        [
+            Chunk(token_ids=text, blocks=[4, 5]),
+            Chunk(token_ids=short, blocks=[6]),
+            Chunk(token_ids=other, blocks=[7, 8, 9]),
+        ],
+    )
+    assert torch.equal(together[:90], alone)
+    assert torch.equal(together[90:94], exact)
+    pool = fast.new_pool(8, BLOCK)
+    parts = [
+        logits_of(fast, pool, [Chunk(token_ids=text[start:end], first=start)])
+        for start, end in ((0, 37), (37, 64), (64, 90))
+    ]
+    assert torch.equal(torch.cat(parts), alone)
