@@ -21,7 +21,7 @@ from finback.services.gateway.store_limits import (
     Item,
     check_value,
     metadata_of,
-    raw_json,
+    raw_items,
 )
 from finback.services.gateway.store_rows import Stored
 from finback.shared.clock import unix_s
@@ -150,7 +150,7 @@ async def _check_size(items: Sequence[Item]) -> None:
     """Refuse early what could not be stored; what is far below the limit is not measured."""
     at_most = sum(_num_chars(item) for item in items) * _BYTES_PER_CHAR
     if at_most > MAX_VALUE_BYTES:
-        num_bytes = len(await anyio.to_thread.run_sync(raw_json, list(items)))
+        num_bytes = len(await anyio.to_thread.run_sync(raw_items, items))
         check_value(num_bytes, "the response with its context", "input")
 
 

@@ -11,8 +11,8 @@ from finback.services.gateway.store_limits import (
     Item,
     StoreLimits,
     check_value,
+    compress,
     make_room,
-    pack,
     raw_json,
 )
 from finback.shared.clock import unix_s
@@ -39,10 +39,11 @@ def append_items(
 ) -> None:
     """Add items; one that is there already is an error, or with `skips_known` nothing new."""
     require(connection, tenant, conversation_id)
-    rows = [(conversation_id, item["id"], raw_json(item), pack(item)) for item in items]
+    raws = [(item["id"], raw_json(item)) for item in items]
+    rows = [(item_id, raw, compress(raw)) for item_id, raw in raws]
     num_bytes = sum(len(packed) for *_, packed in rows)
     make_room(connection, limits, tenant, num_bytes, num_values=0)
-    for _, item_id, raw, packed in rows:
+    for item_id, raw, packed in rows:
         made = connection.execute(
             """INSERT OR IGNORE INTO conversation_items
                 (conversation_id, item_id, raw_bytes, packed) VALUES (?, ?, ?, ?)""",

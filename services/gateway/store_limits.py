@@ -3,7 +3,7 @@
 import json
 import sqlite3
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -30,14 +30,29 @@ def raw_json(value: Any) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
+def compress(raw: bytes) -> bytes:
+    """JSON as it is stored."""
+    return zlib.compress(raw, 1)
+
+
 def pack(value: Any) -> bytes:
     """A value as it is stored."""
-    return zlib.compress(raw_json(value), 1)
+    return compress(raw_json(value))
 
 
 def unpack(packed: bytes) -> Any:
     """The value again."""
     return json.loads(zlib.decompress(packed))
+
+
+def raw_items(items: Sequence[Item]) -> bytes:
+    """Items one a line: encoded one by one, so that the event loop gets its turn in between."""
+    return b"\n".join(map(raw_json, items))
+
+
+def unpack_items(packed: bytes) -> list[Item]:
+    """The items of compressed lines."""
+    return [json.loads(line) for line in zlib.decompress(packed).split(b"\n") if line]
 
 
 def check_value(num_bytes: int, what: str, param: str) -> None:

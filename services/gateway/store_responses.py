@@ -4,7 +4,7 @@ import sqlite3
 from collections.abc import Sequence
 
 from finback.services.gateway.store_database import Database
-from finback.services.gateway.store_limits import Item, StoreLimits, unpack
+from finback.services.gateway.store_limits import Item, StoreLimits, unpack, unpack_items
 from finback.services.gateway.store_rows import (
     COLUMNS,
     Kept,
@@ -93,5 +93,5 @@ def _find_item(connection: sqlite3.Connection, tenant: str, item_id: str) -> Ite
     ).fetchone()
     if row is None:
         return None
-    candidates: list[Item] = [*unpack(row[0])["output"], *unpack(row[1])]
+    candidates: list[Item] = [*unpack(row[0])["output"], *unpack_items(row[1])]
     return next((item for item in candidates if item["id"] == item_id), None)

@@ -11,10 +11,13 @@ from finback.services.gateway.store_limits import (
     Item,
     StoreLimits,
     check_value,
+    compress,
     make_room,
     pack,
+    raw_items,
     raw_json,
     unpack,
+    unpack_items,
 )
 from finback.shared.clock import unix_s
 from finback.shared.errors import NotFound
@@ -70,9 +73,9 @@ def insert(
     owner: str = "",
 ) -> None:
     """A new row. `plan`: it is a background response that is to be made."""
-    raw_body, raw_items = raw_json(kept.body), raw_json(list(kept.items))
-    check_value(len(raw_body) + len(raw_items), "the response with its context", "input")
-    body, items = pack(kept.body), pack(list(kept.items))
+    raw_body, raw_context = raw_json(kept.body), raw_items(kept.items)
+    check_value(len(raw_body) + len(raw_context), "the response with its context", "input")
+    body, items = compress(raw_body), compress(raw_context)
     packed_plan = pack(plan) if plan is not None else None
     num_bytes = len(body) + len(items) + len(packed_plan or b"")
     make_room(connection, limits, kept.tenant, num_bytes)
@@ -110,7 +113,7 @@ def stored_of(row: tuple[Any, ...]) -> Stored:
         epoch=row[6],
         num_attempts=row[7],
         body=unpack(row[8]),
-        items=tuple(unpack(row[9])) if len(row) > 9 else (),
+        items=tuple(unpack_items(row[9])) if len(row) > 9 else (),
         plan=unpack(plan) if plan is not None else None,
     )
 

@@ -5,7 +5,7 @@ from typing import Final
 VERSION: Final = 1
 
 SCHEMA: Final = (
-    # `items`: the whole input, earlier turns included, so that a turn reads one row.
+    # `items`: the whole input, earlier turns included, so that a turn reads one row; one a line.
     # `plan`: of a background response that is not finished: the request to run (again).
     # `epoch` fences: it rises with every claim, cancel and end, and old writers change nothing.
     """CREATE TABLE IF NOT EXISTS responses (

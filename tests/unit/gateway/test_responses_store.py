@@ -89,7 +89,7 @@ def _holds(folder: Path, *texts: bytes) -> list[bool]:
 async def test_what_is_deleted_is_nowhere_in_the_files(tmp_path: Path) -> None:
     store = await _open(tmp_path)
     secret = random.Random(1).randbytes(400).hex()
-    stored = pack([_item("in", secret)])[40:200], pack(_item("m", secret))[40:200]
+    stored = pack(_item("in", secret))[40:200], pack(_item("m", secret))[40:200]
     await store.conversations.create("a", "c", {"note": "lighthouse"}, [_item("m", secret)])
     await store.responses.keep(_kept("r1", items=[_item("in", secret)]))
     await store.database.checkpoint()
