@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from finback.shared.codec.dialogue import Conversation, Tool, Turn
 from finback.shared.codec.formats.base import Starts
 from finback.shared.codec.formats.select import Clues, select_format
-from finback.shared.codec.formats.span_parser import Start
+from finback.shared.codec.formats.spans import Start
 from finback.shared.codec.output import OutputFormat
 
 WEATHER = Tool(

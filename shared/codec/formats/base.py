@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from finback.shared.codec.dialogue import Conversation
-from finback.shared.codec.formats.span_parser import SpanParser, Spans, Start
+from finback.shared.codec.formats.span_parser import SpanParser
+from finback.shared.codec.formats.spans import Spans, Start
 from finback.shared.codec.formats.surface import CallSurface, answer_grammar
 from finback.shared.codec.formats.toolbox import Toolbox
 from finback.shared.codec.output import OutputParser

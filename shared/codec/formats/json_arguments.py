@@ -10,7 +10,9 @@ from typing import Final
 from finback.shared.codec.dialogue import Tool
 from finback.shared.codec.formats.json_scan import JsonScanner
 from finback.shared.codec.formats.json_text import JsonText
-from finback.shared.codec.formats.span_parser import SpanParser, Spans, Start
+from finback.shared.codec.formats.marker_search import begun_at_end
+from finback.shared.codec.formats.span_parser import SpanParser
+from finback.shared.codec.formats.spans import Spans, Start
 from finback.shared.codec.formats.toolbox import CUSTOM_INPUT, Toolbox
 
 _NEXT: Final = re.compile(r"\s*([,}])")
@@ -74,27 +76,26 @@ class JsonArgumentsParser(SpanParser):
 
     def _broken(self) -> bool:
         """No JSON any more: up to the end marker it is passed on as it is."""
-        marker = self._end_marker
-        at = self._text.find(marker) if marker else -1
-        if at >= 0:
-            self._say_arguments(self._text[:at].rstrip())
-            self._text = self._text[at:]
-            self._end_call(is_complete=False)
-            self._state = self._after_object
-            return True
-        self._say_until(marker)
-        return False
+        return self._up_to_end_marker(is_complete=False)
 
-    def _say_until(self, marker: str) -> None:
-        """Pass text on, but for what may be the beginning of `marker` and the blanks before it."""
-        text = self._text
-        cut = len(text)
-        if marker and not self._is_last:
-            sizes = range(min(len(marker) - 1, len(text)), 0, -1)
-            cut -= next((size for size in sizes if text.endswith(marker[:size])), 0)
-            cut = len(text[:cut].rstrip())
-        self._say_arguments(text[:cut])
-        self._text = text[cut:]
+    def _up_to_end_marker(self, *, is_complete: bool) -> bool:
+        """Pass text on, but for a line break before the marker and what may be its beginning."""
+        text, marker = self._text, self._end_marker
+        at = text.find(marker) if marker else -1
+        is_held = at < 0 and bool(marker) and not self._is_last
+        cut = at if at >= 0 else len(text) - (begun_at_end(text, marker) if is_held else 0)
+        if at >= 0 or is_held:
+            said = text[:cut].removesuffix("\n").removesuffix("\r")
+        else:
+            said = text[:cut]
+        self._say_arguments(said)
+        if at < 0:
+            self._text = text[len(said) :]
+            return False
+        self._text = text[at:]
+        self._end_call(is_complete=is_complete)
+        self._state = self._after_object
+        return True
 
     def _behind_arguments(self) -> bool:
         """The call has ended; `}` is to come, perhaps after an id, perhaps forgotten."""
@@ -170,27 +171,7 @@ class JsonArgumentsParser(SpanParser):
         return True
 
     def _raw_text(self) -> bool:
-        marker = self._end_marker
-        at = self._text.find(marker) if marker else -1
-        if at >= 0:
-            body = self._text[:at]
-            self._say_arguments(body.removesuffix("\n").removesuffix("\r"))
-            self._text = self._text[at:]
-            self._end_call()
-            self._state = self._after_object
-            return True
-        self._say_raw(marker)
-        return False
-
-    def _say_raw(self, marker: str) -> None:
-        text = self._text
-        cut = len(text)
-        if marker and not self._is_last:
-            sizes = range(min(len(marker) - 1, len(text)), 0, -1)
-            cut -= next((size for size in sizes if text.endswith(marker[:size])), 0)
-            cut = len(text[:cut].removesuffix("\n").removesuffix("\r"))
-        self._say_arguments(text[:cut])
-        self._text = text[cut:]
+        return self._up_to_end_marker(is_complete=True)
 
     # -- the end
 

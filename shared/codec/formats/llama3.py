@@ -7,7 +7,7 @@ from typing import Final
 from finback.shared.codec.dialogue import Tool
 from finback.shared.codec.formats.json_calls import JsonCallParser
 from finback.shared.codec.formats.marker_search import MAX_BLANKS
-from finback.shared.codec.formats.span_parser import Spans, Start
+from finback.shared.codec.formats.spans import Spans, Start
 from finback.shared.codec.formats.surface import Surface, needs_raw_text, quote
 from finback.shared.codec.formats.toolbox import Toolbox
 

@@ -8,6 +8,12 @@ from typing import Final
 MAX_BLANKS: Final = 64
 
 
+def begun_at_end(text: str, marker: str) -> int:
+    """How many characters at the end of `text` are the beginning of `marker`, but not all of it."""
+    sizes = range(min(len(marker) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(marker[:size])), 0)
+
+
 class MarkerSearch:
     """Looks for markers in text that comes in pieces."""
 

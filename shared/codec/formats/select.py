@@ -17,7 +17,7 @@ from finback.shared.codec.formats.hermes import HermesParser, HermesSurface
 from finback.shared.codec.formats.llama3 import PYTHON_TAG, BareCallParser, BareSurface
 from finback.shared.codec.formats.qwen_coder import FUNCTION as QWEN_FUNCTION
 from finback.shared.codec.formats.qwen_coder import QwenCoderParser, QwenCoderSurface
-from finback.shared.codec.formats.span_parser import Spans
+from finback.shared.codec.formats.spans import Spans
 from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.errors import ConfigError
 

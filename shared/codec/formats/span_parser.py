@@ -9,10 +9,10 @@ after `</think>`. Everything else comes out exactly once.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 from finback.shared.codec.formats.marker_search import MAX_BLANKS, MarkerSearch
+from finback.shared.codec.formats.spans import Spans, Start
 from finback.shared.codec.formats.toolbox import Toolbox
 from finback.shared.codec.output import (
     CallArguments,
@@ -27,21 +27,6 @@ from finback.shared.codec.output import (
 PIECE_CHARS: Final = 4096
 # What of a call may wait for its name.
 MAX_HEAD_CHARS: Final = 64 * 1024
-
-Start = Literal["opened", "expected", "answer"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Spans:
-    """Markers of a family. Empty `think_open`: it writes no reasoning.
-
-    `calls`: what opens a call block. `is_call_in_reasoning`: such a block also ends reasoning.
-    """
-
-    think_open: str = "<think>"
-    think_close: str = "</think>"
-    calls: tuple[str, ...] = ()
-    is_call_in_reasoning: bool = False
 
 
 class SpanParser:

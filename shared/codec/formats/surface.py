@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from finback.shared.codec.dialogue import Conversation, Tool
-from finback.shared.codec.formats.span_parser import Spans, Start
+from finback.shared.codec.formats.spans import Spans, Start
 from finback.shared.codec.formats.toolbox import CUSTOM_INPUT, callable_tools
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec

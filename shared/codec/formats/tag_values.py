@@ -7,7 +7,9 @@ from typing import Any
 
 from finback.shared.codec.dialogue import Tool
 from finback.shared.codec.formats.json_scan import JsonScanner
-from finback.shared.codec.formats.span_parser import MAX_HEAD_CHARS, SpanParser, Spans, Start
+from finback.shared.codec.formats.marker_search import begun_at_end
+from finback.shared.codec.formats.span_parser import MAX_HEAD_CHARS, SpanParser
+from finback.shared.codec.formats.spans import Spans, Start
 from finback.shared.codec.formats.toolbox import Toolbox
 
 
@@ -100,9 +102,7 @@ class TagValueParser(SpanParser):
 
     def _held_from(self, text: str) -> int:
         """From where on the text may be the beginning of the closing tag."""
-        end = self.syntax.parameter_end
-        sizes = range(min(len(end) - 1, len(text)), 0, -1)
-        cut = len(text) - next((size for size in sizes if text.endswith(end[:size])), 0)
+        cut = len(text) - begun_at_end(text, self.syntax.parameter_end)
         if self.syntax.trims_line and cut and text[cut - 1] == "\n":
             cut -= 1
         return cut

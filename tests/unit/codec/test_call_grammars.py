@@ -7,7 +7,7 @@ import pytest
 
 from finback.services.sampler.compiler import Vocabulary
 from finback.shared.codec.dialogue import Conversation, Tool, ToolChoice
-from finback.shared.codec.formats.span_parser import Start
+from finback.shared.codec.formats.spans import Start
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 from support.codec_families import (

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finback.shared.codec.dialogue import ToolChoice
-from finback.shared.codec.formats.span_parser import MAX_HEAD_CHARS, Start
+from finback.shared.codec.formats.span_parser import MAX_HEAD_CHARS
+from finback.shared.codec.formats.spans import Start
 from support.codec_families import FAMILIES, Family, conversation
 from support.parsed import parsed
 
