@@ -117,7 +117,13 @@ class ServedModel:
         self._refuse_hopeless(size, "messages")
 
         def encode() -> Prompt:
-            return self._hashed(self.tokenizer.encode_pieces(prompt.render(conversation)), tenant)
+            try:
+                pieces = prompt.render(conversation)
+            except RecursionError as error:
+                raise InvalidRequest(
+                    "the messages or tools are nested too deeply", param="messages"
+                ) from error
+            return self._hashed(self.tokenizer.encode_pieces(pieces), tenant)
 
         # A template is rendered turn by turn and tool by tool, be they empty.
         thought = sum(len(turn.reasoning) for turn in conversation.turns)

@@ -75,7 +75,7 @@ class OutputFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the format, for traces and `finback models`."""
+        """Of the format, as the model's card tells it."""
 
     @property
     def markers(self) -> tuple[str, ...]:

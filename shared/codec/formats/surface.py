@@ -53,7 +53,10 @@ class Surface:
 
     def schema(self, schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
         """A JSON value by its schema."""
-        text = json.dumps(schema, ensure_ascii=False)
+        try:
+            text = json.dumps(schema, ensure_ascii=False)
+        except RecursionError as error:
+            raise InvalidRequest("a schema is nested too deeply", param="tools") from error
         return self.part(GrammarSpec(kind="json_schema", text=text), is_lenient=is_lenient)
 
     def arguments(self, tool: Tool) -> str:

@@ -4,7 +4,7 @@ from typing import Final
 
 from finback.shared.codec.dialogue import Conversation, Turn
 from finback.shared.codec.formats.base import Starts
-from finback.shared.codec.formats.span_parser import Start
+from finback.shared.codec.formats.spans import Start
 from finback.shared.codec.prompts.prompt_format import PromptFormat
 from finback.shared.errors import InvalidRequest
 

@@ -11,7 +11,7 @@ class PromptFormat(Protocol):
 
     @property
     def name(self) -> str:
-        """Of the format, for traces and `finback models`."""
+        """Of the format."""
 
     def render(self, conversation: Conversation) -> list[str | ControlToken]:
         """The prompt that asks for the next turn: text stretches, and control tokens by id.
