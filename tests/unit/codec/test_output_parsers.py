@@ -72,16 +72,18 @@ def test_any_cut_and_no_loss(
         family.call("get", "{}"),
         family.calls(("get_weather", '{"city": "x"}'), ("get", "{}")),
     ]
-    pieces = st.sampled_from([*family.fragments, *calls])
-    text = data.draw(st.lists(pieces, max_size=16).map("".join))
+    pieces = data.draw(st.lists(st.sampled_from([*family.fragments, *calls]), max_size=16))
+    words = data.draw(st.sets(st.integers(0, len(pieces))))
+    text = "".join(piece + f"w{at:02d}z" * (at in words) for at, piece in enumerate(pieces))
     whole = parsed(family.format(start).parser(conversation()), text)
     assert parsed(family.format(start).parser(conversation()), text, cuts) == whole
     assert parsed(family.format(start).parser(conversation()), text, range(len(text))) == whole
+    told = "".join("".join(map(str, part[1:3])) for part in whole)
+    assert all(told.count(f"w{at:02d}z") == 1 for at in words if at < len(pieces))
     without_calls = family.format(start).parser(conversation(tool_choice=ToolChoice(mode="none")))
     parts = parsed(without_calls, text)
     assert all(part[0] != "call" for part in parts)
     assert solid("".join(str(part[1]) for part in parts)) == solid(markers_out(text, start))
-    # With calls, what stands outside them and the names and values in them come out in order.
     if all(part[0] != "call" for part in whole):
         assert whole == parts
 
