@@ -1,4 +1,4 @@
-"""The device's KV blocks, layer-major, and their packing into the canonical host layout."""
+"""The device's KV blocks and their packing into the canonical host layout."""
 
 import math
 import warnings
@@ -44,12 +44,16 @@ class KVPool:
         self.kv_dtype = kv_dtype
         self.layout = layout
         if layout == "head_major":
-            k_shape = (num_layers, num_blocks, num_kv_heads, head_dim, block_size)
-            v_shape = (num_layers, num_blocks, num_kv_heads, block_size, head_dim)
+            # A block's layers lie side by side: memory is touched as blocks are used, a few at a time,
+            # where a slab for each layer would touch a huge page of every slab for the first block.
+            k_shape = (num_blocks, num_layers, num_kv_heads, head_dim, block_size)
+            v_shape = (num_blocks, num_layers, num_kv_heads, block_size, head_dim)
+            self.k = _zeros(k_shape, DTYPES[kv_dtype], device).transpose(0, 1)
+            self.v = _zeros(v_shape, DTYPES[kv_dtype], device).transpose(0, 1)
         else:
             k_shape = v_shape = (num_layers, num_blocks, block_size, num_kv_heads, head_dim)
-        self.k = _zeros(k_shape, DTYPES[kv_dtype], device)
-        self.v = _zeros(v_shape, DTYPES[kv_dtype], device)
+            self.k = _zeros(k_shape, DTYPES[kv_dtype], device)
+            self.v = _zeros(v_shape, DTYPES[kv_dtype], device)
 
     @property
     def block_bytes(self) -> int:

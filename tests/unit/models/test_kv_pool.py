@@ -77,3 +77,10 @@ def test_wrong_sizes_are_refused() -> None:
         pool.pack_block(0, 9, bytearray(pool.num_bytes(9)))
     with pytest.raises(ConfigError, match="kv_dtype is 'int3'"):
         _pool("token_major", "int3")
+
+
+def test_layers_of_a_block_lie_side_by_side() -> None:
+    """So the first blocks of a pool touch a part of its memory, not a page of every layer."""
+    pool = _pool("head_major")
+    for part in (pool.k, pool.v):
+        assert part.stride(1) == pool.num_layers * part.stride(0)
