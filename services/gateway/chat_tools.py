@@ -3,6 +3,7 @@
 from typing import Any, Final
 
 from finback.services.gateway.chat_schema import (
+    MAX_TOOLS,
     ChatRequest,
     CustomDefinition,
     FunctionDefinition,
@@ -102,6 +103,8 @@ def _allowed(given: Any, tools: tuple[Tool, ...], *, is_parallel: bool) -> ToolC
         raise invalid_value(f"{param}.mode", "'auto' or 'required'")
     if not isinstance(listed, list) or not listed:
         raise invalid_value(f"{param}.tools", "a non-empty list of tools")
+    if len(listed) > MAX_TOOLS:
+        raise invalid_value(f"{param}.tools", f"a list of at most {MAX_TOOLS} tools")
     names = [_named(item, f"{param}.tools.{at}", tools) for at, item in enumerate(listed)]
     return ToolChoice(mode=mode, names=tuple(dict.fromkeys(names)), is_parallel=is_parallel)
 

@@ -109,9 +109,9 @@ def _user(group: _Group, calls: Sequence[ToolCall]) -> Iterator[Turn]:
             yield Turn(role="tool", content=text, call_id=call_id, name=names[call_id])
         if own:
             texts.append(PART_JOIN.join(own))
-        left = [call_id for call_id in names if call_id not in answered]
-        if left and (own or where == group.messages[-1][0]):
-            raise _unanswered(where, left)
+        is_over = own or where == group.messages[-1][0]
+        if is_over and len(answered) < len(names):
+            raise _unanswered(where, [call_id for call_id in names if call_id not in answered])
     if texts:
         yield Turn(role="user", content=MESSAGE_JOIN.join(texts))
 
@@ -140,6 +140,7 @@ def _assistant(group: _Group, *, is_last: bool) -> Turn:
     texts: list[str] = []
     thoughts: list[str] = []
     calls: list[ToolCall] = []
+    ids: set[str] = set()
     for _, blocks in group.messages:
         own: list[str] = []
         for param, block in blocks:
@@ -150,8 +151,9 @@ def _assistant(group: _Group, *, is_last: bool) -> Turn:
                 thoughts.append(thought_in(block, param))
             elif kind == "tool_use":
                 calls.append(call_in(block, param))
-                if len({call.call_id for call in calls}) < len(calls):
+                if calls[-1].call_id in ids:
                     raise invalid_value(f"{param}.id", "an id that no other call has")
+                ids.add(calls[-1].call_id)
         # What one answer said around its calls is one text.
         texts.extend(["".join(own)] if own else [])
     content = MESSAGE_JOIN.join(texts)

@@ -177,7 +177,7 @@ class _WaitingLogprobs:
         while self._tokens and at < end:
             token_id, logprob, size = self._tokens.popleft()
             at += size
-            if at > start:
+            if size and at > start:
                 taken.append((token_id, logprob))
         self._num_ahead = at - end
         del self._bytes[:at]

@@ -60,3 +60,37 @@ def test_bytes(body: bytes) -> None:
 def test_the_unchanged_bodies_are_good() -> None:
     read_chat(json.dumps(CHAT).encode())
     read_messages(json.dumps(MESSAGES).encode())
+
+
+@pytest.mark.parametrize("kind", ["calls", "results", "texts", "allowed", "schema"])
+def test_large_bodies_take_linear_time(kind: str) -> None:
+    """Each would take minutes if every item were compared with every other."""
+    count = 20_000
+    body = json.loads(json.dumps(MESSAGES))
+    calls = [
+        {"type": "tool_use", "id": f"c{at}", "name": "add", "input": {}} for at in range(count)
+    ]
+    results = [{"type": "tool_result", "tool_use_id": f"c{at}"} for at in range(count)]
+    if kind in ("calls", "results", "texts"):
+        split = [{"role": "user", "content": [result]} for result in results]
+        texts = [{"role": "user", "content": "x"}] * count
+        follow: dict[str, list[Any]] = {"results": split, "texts": [*split, *texts]}
+        body["messages"] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": calls},
+            *follow.get(kind, []),
+        ]
+    elif kind == "schema":
+        properties = {f"p{at}": {"type": "string"} for at in range(count)}
+        body["tools"][0]["input_schema"]["properties"] = properties
+    else:
+        chat = json.loads(json.dumps(CHAT))
+        chat["tool_choice"]["allowed_tools"]["tools"] *= count
+        with pytest.raises(InvalidRequest):
+            read_chat(json.dumps(chat).encode())
+        return
+    if kind == "calls":
+        with pytest.raises(InvalidRequest):
+            read_messages(json.dumps(body).encode())
+        return
+    read_messages(json.dumps(body).encode())
