@@ -17,7 +17,7 @@ PYTHON_TAG: Final = "<|python_tag|>"
 class BareCallParser(JsonCallParser):
     """Objects with nothing around them, one behind the other: only at the start of the content.
 
-    Between two calls may stand a semicolon or a comma, and the whole may be a list or in a code fence.
+    Between two calls may stand a semicolon or a comma, and the whole may be a list.
     """
 
     def __init__(self, spans: Spans, toolbox: Toolbox, start: Start) -> None:
