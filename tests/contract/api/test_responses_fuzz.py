@@ -118,7 +118,7 @@ PATHS = (
     ("POST", "/v1/responses/resp_x/cancel"),
 )
 SLOW = settings(
-    max_examples=80,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )

@@ -267,6 +267,31 @@ async def test_conversations_on_the_bus(shop: Shop) -> None:
     assert (await shop.one("conversations.delete", ref))["deleted"] is True
 
 
+def test_a_full_store_takes_no_answer_away(nats_server: NatsServer, tmp_path: Path) -> None:
+    """4 MiB of store, filled by a conversation: answers come, marked as not stored."""
+    env = {"FINBACK_STORE_MAX_BYTES": str(2**22), "FINBACK_LEASE_TTL_S": "1"}
+    stack = GatewayStack(nats_server.url, "full", tmp_path, env)
+    try:
+        stack.start()
+        with openai.OpenAI(base_url=f"{stack.url}/v1", api_key="-", max_retries=0) as client:
+            noise = random.Random(0)
+            for num_bytes in (2**19, 2**15, 2**11):
+                with pytest.raises(openai.InternalServerError, match="full"):
+                    for _ in range(100):
+                        text = noise.randbytes(num_bytes).hex()
+                        client.conversations.create(items=[{"role": "user", "content": text}])
+            large = {"instructions": noise.randbytes(2**11).hex()}
+            made = say(client, "x", **large)
+            assert made.output_text == "x" and made.store is False
+            with client.responses.stream(model=MODEL, input="x", **large) as stream:
+                final = stream.get_final_response()
+            assert final.output_text == "x" and final.model_dump()["store"] is False
+            with pytest.raises(openai.InternalServerError, match="store"):
+                say(client, "x", background=True, **large)
+    finally:
+        stack.stop()
+
+
 def test_an_idempotent_request_is_made_once(shop: Shop) -> None:
     made = [
         httpx.post(

@@ -272,7 +272,7 @@ shaped = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.lists(shaped | json_values, max_size=6))
 def test_any_items_are_turns_or_a_named_error(given: list[Any]) -> None:
     try:

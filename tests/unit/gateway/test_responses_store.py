@@ -64,7 +64,16 @@ async def test_five_megabytes_come_back_as_they_were(tmp_path: Path) -> None:
     await store.responses.keep(_kept("big", items=[_item("in", text)]))
     found = await store.responses.get("a", "big", with_items=True)
     assert found is not None and found.items[0]["content"][0]["text"] == text
+    await store.database.checkpoint()
+    full_bytes = _file_bytes(tmp_path)
+    await store.responses.delete("a", "big")
+    await store_sweep.sweep(store.database)
+    assert _file_bytes(tmp_path) < full_bytes / 2  # the room is given back to the disk
     await store.close()
+
+
+def _file_bytes(folder: Path) -> int:
+    return (folder / "responses.sqlite").stat().st_size
 
 
 async def test_more_than_the_limit_is_refused_with_the_limit(tmp_path: Path) -> None:
