@@ -22,6 +22,11 @@ Includes = Annotated[list[INCLUDABLE], Field(max_length=16, fail_fast=True)]
 Label = Annotated[str, Field(max_length=512)]
 
 
+ServiceTier: TypeAlias = Literal[
+    "auto", "default", "flex", "scale", "priority", "fast", "ultrafast"
+]
+
+
 class Reasoning(Model):
     """`summary` is accepted: thoughts are given whole, so that nothing is left to sum up."""
 
@@ -81,7 +86,7 @@ class ResponsesRequest(InputRequest):
     top_p: Annotated[float, Field(gt=0.0, le=1.0)] | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None
+    service_tier: ServiceTier | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
     prompt_cache_key: Label | None = None

@@ -283,7 +283,8 @@ def test_a_full_store_takes_no_answer_away(nats_server: NatsServer, tmp_path: Pa
             large = {"instructions": noise.randbytes(2**11).hex()}
             made = say(client, "x", **large)
             assert made.output_text == "x" and made.store is False
-            with client.responses.stream(model=MODEL, input="x", **large) as stream:
+            stream_of: Any = client.responses.stream
+            with stream_of(model=MODEL, input="x", **large) as stream:
                 final = stream.get_final_response()
             assert final.output_text == "x" and final.model_dump()["store"] is False
             with pytest.raises(openai.InternalServerError, match="store"):
