@@ -74,7 +74,9 @@ def main() -> None:
     without = Conversation(turns=with_tools.turns)
     clues = Clues(templates={"default": "tools <think>"})
     starts = Starts({None: "opened"})
-    print(f"{'us a token':15}{'reasoning':>11}{'content':>11}{'calls':>11}{'all':>11}{'no tools':>11}")
+    print(
+        f"{'us a token':15}{'reasoning':>11}{'content':>11}{'calls':>11}{'all':>11}{'no tools':>11}"
+    )
     for family in ("hermes", "deepseek-v4", "llama3", "json"):
         made = select_format(clues, starts, family)
         thought = PROSE + "\n</think>\n\n"
