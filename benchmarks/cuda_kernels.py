@@ -54,15 +54,26 @@ def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.empty(shape, device="cuda", dtype=dtype).uniform_(-1.0, 1.0)
 
 
-def linear_cases() -> Iterator[Case]:
-    """One row of qwen3-0.6b's products."""
-    products = {
-        "qkv": (1024, 4096, True, False, 28),
-        "o": (2048, 1024, False, False, 28),
-        "gate_up": (1024, 3072, True, True, 28),
-        "down": (3072, 1024, False, False, 28),
-        "head": (1024, 151_936, False, False, 3),
-    }
+PRODUCTS = {
+    "qkv": (1024, 4096, True, False, 28),
+    "o": (2048, 1024, False, False, 28),
+    "gate_up": (1024, 3072, True, True, 28),
+    "down": (3072, 1024, False, False, 28),
+    "head": (1024, 151_936, False, False, 3),
+}
+PRODUCTS_8B = {
+    "8b qkv": (4096, 6144, True, False, 6),
+    "8b o": (4096, 4096, False, False, 8),
+    "8b gate_up": (4096, 12_288, True, True, 3),
+    "8b down": (12_288, 4096, False, False, 4),
+    "8b head": (4096, 151_936, False, False, 1),
+}
+
+
+def linear_cases(
+    products: dict[str, tuple[int, int, bool, bool, int]] = PRODUCTS,
+) -> Iterator[Case]:
+    """One row of a model's products."""
     for name, (size_in, size_out, norm, gated, copies) in products.items():
         rows = size_out * (2 if gated else 1)
         weights = [tensor(rows, size_in) for _ in range(copies)]
@@ -81,7 +92,7 @@ def linear_cases() -> Iterator[Case]:
                 )  # fmt: skip
 
         block_in = [512, 1024] if size_in == 1024 else [512, 1024, 2048]
-        outs = [8, 16, 32] if name == "head" else [2, 4, 8, 16]
+        outs = [8, 16, 32] if name.endswith("head") else [2, 4, 8, 16]
         for shape in itertools.product(outs, block_in, (2, 4, 8)):
             if not 4 <= shape[0] * shape[1] * (2 if gated else 1) / (shape[2] * 32 * 8) <= 32:
                 continue  # too little, or too much for the registers
@@ -218,8 +229,9 @@ def sampling_cases() -> Iterator[Case]:
         )  # fmt: skip
 
 
-SECTIONS = {
+SECTIONS: dict[str, Callable[[], Iterator[Case]]] = {
     "linear": linear_cases,
+    "linear 8b": partial(linear_cases, PRODUCTS_8B),
     "decode": decode_cases,
     "prefill": prefill_cases,
     "sampling": sampling_cases,

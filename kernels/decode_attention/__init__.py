@@ -47,6 +47,46 @@ class DecodeWorkspace:
     shape: LaunchShape
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedPrefixes:
+    """Which sequences begin with the same blocks: those are read once for all of them.
+
+    `start_blocks` [S] int32: leading blocks that a sequence shares, 0 = none; less than its context.
+    `chunks` [C, 1 + members] int32: (shared blocks, sequences, -1 where there are fewer), 0 blocks =
+    no chunk. `parts` [S, heads, parts, head_dim + 2] float32: room for what was attended to.
+    It changes no result but by rounding.
+    """
+
+    start_blocks: torch.Tensor
+    chunks: torch.Tensor
+    parts: torch.Tensor
+
+
+SHARED_PARTS: Final = 16
+_DOT_ROWS: Final = 16
+
+
+def num_members(num_heads: int, num_kv_heads: int) -> int:
+    """Sequences of a chunk: as many as fill the rows of a product of tiles; under 2 = no use."""
+    return _DOT_ROWS // (num_heads // num_kv_heads)
+
+
+def new_shared(
+    num_seqs: int, num_heads: int, num_kv_heads: int, head_dim: int, device: str | torch.device
+) -> SharedPrefixes:
+    """Nothing shared yet, and room for it."""
+
+    def zeros(*shape: int) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch.int32, device=device)
+
+    parts = (num_seqs, num_heads, SHARED_PARTS, head_dim + 2)
+    return SharedPrefixes(
+        start_blocks=zeros(num_seqs),
+        chunks=zeros(max(1, num_seqs // 2), 1 + num_members(num_heads, num_kv_heads)),
+        parts=torch.zeros(parts, dtype=torch.float32, device=device),
+    )
+
+
 def new_workspace(
     num_seqs: int,
     num_heads: int,

@@ -2,7 +2,7 @@
 
 import torch
 
-from finback.kernels.decode_attention import DecodeWorkspace
+from finback.kernels.decode_attention import DecodeWorkspace, SharedPrefixes
 from finback.kernels.paged_attention.reference import paged_attention
 from finback.kernels.rotary_store_kv.reference import rotary_store_kv
 
@@ -22,8 +22,9 @@ def decode_attention(
     scale: float,
     out: torch.Tensor,
     workspace: DecodeWorkspace | None = None,
+    shared: SharedPrefixes | None = None,
 ) -> torch.Tensor:
-    """See the package's docstring. Returns `out` [S, heads * head_dim]."""
+    """See the package's docstring. Returns `out` [S, heads * head_dim]; what is shared is read anew."""
     live = (context_lens > 0).nonzero().flatten()
     if not len(live):
         return out

@@ -1,17 +1,17 @@
 """The programs of a decoding step: one row a sequence, all of its state on the device.
 
 A step is two programs, forward and sample, recorded once for every bucket of rows over buffers that
-stay where they are (as graphs, on a device that has them). Forward programs come in two kinds, for
-short contexts only and for any; sample programs by what the rows need.
+stay where they are (as graphs, on a device that has them). Forward programs come by the contexts that
+they are made for, sample programs by what the rows need.
 """
 
 from collections.abc import Callable
-from typing import Final, Protocol, get_args
+from typing import Final, Literal, Protocol, get_args
 
 import torch
 
 from finback.kernels import dispatch
-from finback.kernels.decode_attention import SHORT_CONTEXT, DecodeWorkspace
+from finback.kernels.decode_attention import SHORT_CONTEXT, DecodeWorkspace, SharedPrefixes
 from finback.kernels.gather_step import SlotTensors, StepInputs, new_inputs
 from finback.kernels.sample_tokens import SamplingTensors
 from finback.shared.engine.device import Device
@@ -21,6 +21,10 @@ from finback.shared.models.kv_pool import KVPool
 
 BUCKETS: Final = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 320, 384, 448, 512)
 MAX_ROWS: Final = BUCKETS[-1]
+MAX_SHARED_ROWS: Final = 256
+
+Contexts = Literal["short", "any", "shared"]
+"""What a forward program is made for: short contexts only, any, long ones that begin alike."""
 
 
 def bucket_of(num_rows: int) -> int:
@@ -35,6 +39,10 @@ class ResidentModel(CausalLM, Protocol):
         """Room for decode attention over so many contexts of up to `max_context` tokens."""
         ...
 
+    def shared_prefixes(self, num_seqs: int) -> SharedPrefixes | None:
+        """Room for prefixes that sequences share; None where sharing would save nothing."""
+        ...
+
     def decode(
         self,
         token_ids: torch.Tensor,
@@ -42,6 +50,7 @@ class ResidentModel(CausalLM, Protocol):
         block_tables: torch.Tensor,
         kv: KVPool,
         workspace: DecodeWorkspace,
+        shared: SharedPrefixes | None = None,
     ) -> torch.Tensor:
         """One row a sequence: normed hidden states [S, hidden_size]; context length 0 is padding."""
         ...
@@ -90,7 +99,8 @@ class DecodePrograms:
         self.rows = torch.zeros((most, 2), dtype=torch.int32, device=model.device)
         self.chosen = torch.zeros(most, dtype=torch.int32, device=model.device)
         self.logits = torch.zeros((most, model.config.vocab_size), device=model.device)
-        self._forward: dict[tuple[int, bool], Callable[[], None]] = {}
+        self._forward: dict[tuple[int, Contexts], Callable[[], None]] = {}
+        self.shared = model.shared_prefixes(min(most, MAX_SHARED_ROWS))
         self._sample: dict[tuple[int, SampleKind], Callable[[], None]] = {}
 
         def kernel(op: str) -> Callable[..., object]:
@@ -102,15 +112,24 @@ class DecodePrograms:
     def prepare(self) -> int:
         """Record every program, largest first; how many there are."""
         for bucket in reversed(self.buckets):
-            for is_short in (True, False):
-                self._forward_of(bucket, is_short)
+            for contexts in get_args(Contexts):
+                if contexts != "shared" or self.can_share(bucket):
+                    self._forward_of(bucket, contexts)
             for kind in get_args(SampleKind):
                 self._sample_of(bucket, kind)
         return len(self._forward) + len(self._sample)
 
-    def forward(self, num_rows: int, max_context: int) -> torch.Tensor:
-        """Launch the forward pass over the first rows; their logits, until the next one."""
-        self._forward_of(bucket_of(num_rows), max_context <= SHORT_CONTEXT)()
+    def can_share(self, num_rows: int) -> bool:
+        """Is there a program for so many rows of which some begin alike?"""
+        return self.shared is not None and 2 <= num_rows <= MAX_SHARED_ROWS
+
+    def forward(self, num_rows: int, max_context: int, *, is_shared: bool = False) -> torch.Tensor:
+        """Launch the forward pass over the first rows; their logits, until the next one.
+
+        `is_shared`: `shared` was written, up to the bucket.
+        """
+        contexts: Contexts = "short" if max_context <= SHORT_CONTEXT else "any"
+        self._forward_of(bucket_of(num_rows), "shared" if is_shared else contexts)()
         return self.logits[:num_rows]
 
     def sample(self, num_rows: int, kind: SampleKind) -> torch.Tensor:
@@ -118,15 +137,23 @@ class DecodePrograms:
         self._sample_of(bucket_of(num_rows), kind)()
         return self.chosen[:num_rows]
 
-    def _forward_of(self, bucket: int, is_short: bool) -> Callable[[], None]:
-        key = (bucket, is_short)
+    def _forward_of(self, bucket: int, contexts: Contexts) -> Callable[[], None]:
+        key = (bucket, contexts)
         if key not in self._forward:
-            self._forward[key] = self._record_forward(bucket, is_short)
+            self._forward[key] = self._record_forward(bucket, contexts)
         return self._forward[key]
 
-    def _record_forward(self, bucket: int, is_short: bool) -> Callable[[], None]:
+    def _record_forward(self, bucket: int, contexts: Contexts) -> Callable[[], None]:
+        is_short = contexts == "short"
         most = min(SHORT_CONTEXT, self._max_context) if is_short else self._max_context
         workspace = self._model.workspace(bucket, most)
+        shared = None
+        if contexts == "shared" and self.shared is not None:
+            shared = SharedPrefixes(
+                start_blocks=self.shared.start_blocks[:bucket],
+                chunks=self.shared.chunks[: bucket // 2],
+                parts=self.shared.parts,
+            )
         rows, logits = self.rows[:bucket], self.logits[:bucket]
         inputs = self._inputs.first(bucket)
         tables = inputs.block_tables
@@ -135,7 +162,7 @@ class DecodePrograms:
         def launch() -> None:
             self.gather_step(self._slots, rows, self._kv.block_size, inputs)
             hidden = self._model.decode(
-                inputs.token_ids, inputs.context_lens, tables, self._kv, workspace
+                inputs.token_ids, inputs.context_lens, tables, self._kv, workspace, shared
             )
             self._model.logits_into(hidden, logits)
 

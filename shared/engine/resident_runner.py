@@ -25,6 +25,7 @@ from finback.shared.engine.device import Device
 from finback.shared.engine.device_thread import Pending
 from finback.shared.engine.launched_step import DeviceTime, LaunchedPart, LaunchedStep
 from finback.shared.engine.plan import PlanItem, StepPlan, StepResult
+from finback.shared.engine.prefix_groups import PrefixGroups, find_groups
 from finback.shared.engine.resident_programs import (
     MAX_ROWS,
     DecodePrograms,
@@ -46,10 +47,16 @@ _CHUNK_ROWS: Final = 64  # enough for the attention kernel of long chunks
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Staging:
-    """Pinned memory of one step: rows [n, 2] on their way in, tokens [n] on their way out."""
+    """Pinned memory of one step: rows [n, 2] on their way in, tokens [n] on their way out.
+
+    `starts`, `chunks`: those of `SharedPrefixes`. A step has at most one group of rows that is small
+    enough for them.
+    """
 
     rows: torch.Tensor
     tokens: torch.Tensor
+    starts: torch.Tensor
+    chunks: torch.Tensor | None
 
 
 class ResidentRunner(Runner):
@@ -79,12 +86,17 @@ class ResidentRunner(Runner):
         self._on_way: deque[LaunchedStep] = deque()
         self._time = DeviceTime()
         size = num_slots + MAX_ROWS
-        self._staging = deque(
-            _Staging(
-                rows=device.pinned(size, 2, dtype=torch.int32),
-                tokens=device.pinned(size, dtype=torch.int32),
-            )
-            for _ in range(_DEPTH + 1)
+        self._staging = deque(self._new_staging(size) for _ in range(_DEPTH + 1))
+        self._grouped_for: tuple[bytes, bytes] | None = None
+        self._groups: PrefixGroups | None = None
+
+    def _new_staging(self, size: int) -> _Staging:
+        shared, pinned = self._programs.shared, self._device.pinned
+        return _Staging(
+            rows=pinned(size, 2, dtype=torch.int32),
+            tokens=pinned(size, dtype=torch.int32),
+            starts=pinned(size, dtype=torch.int32),
+            chunks=None if shared is None else pinned(*shared.chunks.shape, dtype=torch.int32),
         )
 
     @torch.inference_mode()
@@ -201,7 +213,8 @@ class ResidentRunner(Runner):
         view[count:] = 0
         programs = self._programs
         programs.rows[: end - cursor].copy_(host, non_blocking=True)
-        programs.forward(count, int(contexts.max()))
+        is_shared = self._stage_shared(slots, contexts, staging)
+        programs.forward(count, int(contexts.max()), is_shared=is_shared)
         chosen = programs.sample(count, self._sampling.kind(slots))
         tokens = staging.tokens[cursor : cursor + count]
         tokens.copy_(chosen, non_blocking=True)
@@ -213,6 +226,31 @@ class ResidentRunner(Runner):
             is_sampled=np.ones(count, dtype=bool),
             tokens=tokens,
         )
+
+    def _stage_shared(self, slots: Int64, contexts: Int64, staging: _Staging) -> bool:
+        """Tell the device which of these sequences begin alike; False if too few do."""
+        shared, count = self._programs.shared, slots.size
+        if shared is None or staging.chunks is None or not self._programs.can_share(count):
+            return False
+        key = (slots.tobytes(), self._entry[slots].tobytes())
+        if key != self._grouped_for:
+            # Shared blocks are whole, so tokens that are added later do not change them.
+            num_members = staging.chunks.shape[1] - 1
+            tables = self.slots.block_tables[slots]
+            self._groups = find_groups(tables, contexts, self._block_size, num_members)
+            self._grouped_for = key
+        if self._groups is None:
+            return False
+        bucket = bucket_of(count)
+        starts, chunks = staging.starts.numpy(), staging.chunks.numpy()
+        starts[:count], starts[count:bucket] = self._groups.start_blocks, 0
+        chunks[: bucket // 2, 0], chunks[: bucket // 2, 1:] = 0, -1
+        for index, (num_blocks, members) in enumerate(self._groups.chunks):
+            chunks[index, 0] = num_blocks
+            chunks[index, 1 : 1 + len(members)] = members
+        shared.start_blocks[:bucket].copy_(staging.starts[:bucket], non_blocking=True)
+        shared.chunks[: bucket // 2].copy_(staging.chunks[: bucket // 2], non_blocking=True)
+        return True
 
     def _launch_chunks(
         self, plan: StepPlan, indexes: list[int], staging: _Staging, cursor: int

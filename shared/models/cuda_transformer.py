@@ -11,7 +11,13 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from finback.kernels.add_rms_norm.cuda_triton import add_rms_norm
-from finback.kernels.decode_attention import DecodeWorkspace, new_workspace
+from finback.kernels.decode_attention import (
+    DecodeWorkspace,
+    SharedPrefixes,
+    new_shared,
+    new_workspace,
+    num_members,
+)
 from finback.kernels.decode_attention.cuda_triton import decode_attention, launch_shape
 from finback.kernels.dispatch import KernelSet
 from finback.kernels.embedding.cuda_triton import embedding
@@ -94,6 +100,15 @@ class CudaTransformer(Transformer):
             self.device,
         )
 
+    def shared_prefixes(self, num_seqs: int) -> SharedPrefixes | None:
+        """Room for prefixes that sequences share; None where sharing would save nothing."""
+        config = self.config
+        if num_members(config.num_heads, config.num_kv_heads) < 2:
+            return None
+        return new_shared(
+            num_seqs, config.num_heads, config.num_kv_heads, config.head_dim, self.device
+        )
+
     def decode(
         self,
         token_ids: torch.Tensor,
@@ -101,6 +116,7 @@ class CudaTransformer(Transformer):
         block_tables: torch.Tensor,
         kv: KVPool,
         workspace: DecodeWorkspace,
+        shared: SharedPrefixes | None = None,
     ) -> torch.Tensor:
         """One row a sequence, launches only: normed hidden states, float32 [S, hidden_size].
 
@@ -113,7 +129,7 @@ class CudaTransformer(Transformer):
                 qkv, kv.k[index], kv.v[index], q_norm=layer.q_norm, k_norm=layer.k_norm,
                 eps=config.rms_norm_eps, cos=self._rope.cos, sin=self._rope.sin,
                 block_tables=block_tables, context_lens=context_lens,
-                scale=config.head_dim**-0.5, out=out, workspace=workspace,
+                scale=config.head_dim**-0.5, out=out, workspace=workspace, shared=shared,
             )  # fmt: skip
 
         return self._layers_over(token_ids, attend, None)

@@ -1,5 +1,6 @@
 """The engine on an NVIDIA device: chunks, mixed steps, graphs and sampling together."""
 
+import asyncio
 import importlib.util
 from dataclasses import replace
 
@@ -17,7 +18,7 @@ from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.random_weights import RandomWeights
 from finback.shared.models.transformer import Transformer
 from finback.shared.wire.messages.generate import SamplingSpec
-from support.engine_driver import generate
+from support.engine_driver import Completion, Driver, generate
 
 pytestmark = [
     pytest.mark.cuda,
@@ -112,6 +113,33 @@ def test_greedy_tokens_are_the_likeliest(setting: str, drafting: bool) -> None:
 def repeat_last(_spec: SequenceSpec, known: TokenIds, _position: int) -> TokenIds:
     """A drafter that is nearly always wrong."""
     return np.repeat(known[-1:], 3)
+
+
+def test_sequences_over_a_shared_prefix() -> None:
+    from finback.shared.models.cuda_transformer import CudaTransformer
+
+    config = replace(CONFIG, max_model_len=2048)
+    reader = RandomWeights(config, device="cuda")
+    kernels = dispatch.select_all("cuda", "reference")
+    prefix = np.random.default_rng(5).integers(0, config.vocab_size, 1300).astype(np.int32)
+    wanted = [
+        replace(spec, token_ids=np.concatenate((prefix, spec.token_ids[:40])))
+        for spec in specs(SamplingSpec(temperature=0.0, ignore_eos=True))
+    ]
+    settings = replace(ENGINE, num_blocks=400, max_num_batched_tokens=512)
+
+    async def main() -> list[Completion]:
+        model = CudaTransformer(config, reader, kernels)
+        async with Driver(model, settings) as driver:
+            return await driver.run(wanted[:1]) + await driver.run(wanted[1:])
+
+    truth = Transformer(
+        config, reader, kernels, device="cuda", mode="reference", dtype=torch.float32
+    )
+    for index, (spec, completion) in enumerate(zip(wanted, asyncio.run(main()), strict=True)):
+        assert completion.end is not None
+        assert completion.end.num_cached_tokens == (1280 if index else 0)
+        assert max(gaps(truth, spec, completion.tokens)) < TOLERANCE
 
 
 def test_what_needs_the_host_mixes_with_what_does_not() -> None:

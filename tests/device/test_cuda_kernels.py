@@ -16,6 +16,7 @@ from support.triton_checks import (
     check_paged_attention,
     check_rotary_store_kv,
     check_sample_tokens,
+    check_shared_prefixes,
     check_silu_mul,
     check_skinny_linear,
     check_step_ops,
@@ -130,3 +131,10 @@ def test_step_ops() -> None:
     check_step_ops(5, [(3, 17), (0, 1), (1, 64), (2, 0), (4, 65)], 300, 16)
     check_step_ops(300, [(s, 7 * s) for s in range(299, -1, -1)], 40, 64)
     check_step_ops(2, [(1, 0)], 4, 64)
+
+
+@pytest.mark.parametrize("heads", [QWEN3_06B, QWEN3_8B, SMOLLM2])
+def test_decode_attention_over_shared_prefixes(heads: Heads) -> None:
+    groups = [(96, [0, 1, 2, 3]), (96, [4, 6, 8, 10]), (17, [5, 7])]
+    check_shared_prefixes(heads, [6200 + 7 * s for s in range(12)], groups, 132)
+    check_shared_prefixes(heads, [1100 + s for s in range(40)], [(17, [3, 9])], 132)

@@ -5,7 +5,13 @@ from functools import lru_cache
 import torch
 
 from finback.kernels import dispatch
-from finback.kernels.decode_attention import DecodeWorkspace, LaunchShape, new_workspace
+from finback.kernels.decode_attention import (
+    DecodeWorkspace,
+    LaunchShape,
+    SharedPrefixes,
+    new_shared,
+    new_workspace,
+)
 from finback.shared.models import cpu_stack
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.causal_lm import CausalLM
@@ -80,6 +86,22 @@ def tiny_stack(mode: str = "deterministic", seed: int = 0) -> CausalLM:
     return cpu_stack.CpuStack(CONFIG, RandomReader(CONFIG, seed), mode=mode, num_threads=1)
 
 
+def check_shared(
+    shared: SharedPrefixes, block_tables: torch.Tensor, context_lens: torch.Tensor, block_size: int
+) -> None:
+    """Sequences of a chunk begin with the same blocks, all of them before their last token."""
+    seen = []
+    for num_blocks, *members in shared.chunks.tolist():
+        some = [member for member in members if member >= 0]
+        seen += some if num_blocks else []
+        for member in some if num_blocks else []:
+            assert shared.start_blocks[member] == num_blocks
+            assert num_blocks * block_size < context_lens[member]
+            first, own = block_tables[some[0]], block_tables[member]
+            assert torch.equal(first[:num_blocks], own[:num_blocks])
+    assert sorted(seen) == shared.start_blocks.nonzero()[:, 0].tolist()
+
+
 class ResidentTransformer(Transformer):
     """The network with a decoding step of its own, so that the resident runner runs it here."""
 
@@ -87,6 +109,10 @@ class ResidentTransformer(Transformer):
         """See `ResidentModel`; nothing is kept there."""
         assert max_context > 0
         return new_workspace(num_seqs, 1, 1, 1, LaunchShape(num_programs=1), "cpu")
+
+    def shared_prefixes(self, num_seqs: int) -> SharedPrefixes | None:
+        """See `ResidentModel`."""
+        return new_shared(num_seqs, 4, 2, 1, "cpu")
 
     @torch.inference_mode()
     def decode(
@@ -96,8 +122,11 @@ class ResidentTransformer(Transformer):
         block_tables: torch.Tensor,
         kv: KVPool,
         workspace: DecodeWorkspace,
+        shared: SharedPrefixes | None = None,
     ) -> torch.Tensor:
-        """See `ResidentModel`."""
+        """See `ResidentModel`; what is shared is checked, and read anew."""
+        if shared is not None:
+            check_shared(shared, block_tables, context_lens, kv.block_size)
         live = torch.nonzero(context_lens > 0)[:, 0]
         hidden = torch.full((token_ids.shape[0], self.config.hidden_size), torch.nan)
         if not live.numel():

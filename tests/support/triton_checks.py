@@ -141,6 +141,52 @@ def check_decode_attention(
         assert relative_error(found, wanted) < BF16_TOLERANCE
 
 
+def check_shared_prefixes(
+    heads: Heads, context_lens: list[int], groups: list[tuple[int, list[int]]], num_programs: int
+) -> None:
+    """`groups`: (blocks of 64 tokens, sequences that begin with them)."""
+    from finback.kernels.decode_attention import (
+        LaunchShape,
+        cuda_triton,
+        new_shared,
+        new_workspace,
+        num_members,
+        reference,
+    )
+
+    cos, sin = angles(max(context_lens) + 1, heads.head_dim)
+    weights = [normal(heads.head_dim, seed=s) + 1.0 for s in (5, 6)]
+    qkv = normal(len(context_lens), heads.qkv_size, seed=9).bfloat16()
+    sizes = (heads.num_heads, heads.num_kv_heads, heads.head_dim)
+    shared = new_shared(len(context_lens), *sizes, device())
+    shared.chunks[:, 1:] = -1
+    most = num_members(heads.num_heads, heads.num_kv_heads)
+    for chunk, (blocks, members) in enumerate(groups):
+        assert 2 <= len(members) <= most
+        shared.start_blocks[members] = blocks
+        shared.chunks[chunk, 0] = blocks
+        shared.chunks[chunk, 1 : 1 + len(members)] = torch.tensor(members)
+    results = []
+    for module in (reference, cuda_triton):
+        case = paged_case(heads, context_lens)
+        for blocks, members in groups:
+            case.block_tables[members, :blocks] = case.block_tables[members[0], :blocks].clone()
+        out = torch.zeros((len(context_lens), heads.num_heads * heads.head_dim), device=device())
+        for _ in range(2):
+            module.decode_attention(
+                qkv, case.k_blocks, case.v_blocks, q_norm=weights[0], k_norm=weights[1], eps=1e-6,
+                cos=cos, sin=sin, block_tables=case.block_tables, context_lens=case.context_lens,
+                scale=heads.head_dim**-0.5, out=out, shared=shared,
+                workspace=new_workspace(
+                    len(context_lens), *sizes, LaunchShape(num_programs=num_programs, tile=32,
+                    num_warps=2, num_stages=2), device(),
+                ),
+            )  # fmt: skip
+        results.append((out, case.k_blocks.nan_to_num(), case.v_blocks.nan_to_num()))
+    for found, wanted in zip(results[1], results[0], strict=True):
+        assert relative_error(found, wanted) < BF16_TOLERANCE
+
+
 def check_paged_attention(heads: Heads, sequences: list[tuple[int, int]]) -> None:
     """`sequences`: (rows, context length with them)."""
     from finback.kernels.paged_attention import cuda_triton, reference

@@ -5,6 +5,7 @@ hypothesis draws pools that are too small, chunks, drafts that are right, wrong 
 with penalties, and compares with `slow_engine`, which has none of this.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, event, given, settings
 
+from finback.kernels.decode_attention import SharedPrefixes
+from finback.shared.engine import prefix_groups
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.sequence import SequenceSpec, TokenIds
 from finback.shared.models.causal_lm import CausalLM
 from finback.shared.wire.messages.generate import SamplingSpec
-from support.engine_driver import Completion, Drafter, generate
+from support.engine_driver import Completion, Drafter, Driver, generate
 from support.slow_engine import slow_completion
-from support.tiny_model import CONFIG, tiny_model, tiny_resident, tiny_stack
+from support.tiny_model import CONFIG, check_shared, tiny_model, tiny_resident, tiny_stack
 
 EOS = (0, 1, 2, 3)
 PREFIX = np.random.default_rng(7).integers(4, CONFIG.vocab_size, 24).astype(np.int32)
@@ -166,3 +169,36 @@ def test_perfect_drafts_save_steps(
     assert completion.tokens == expected
     assert completion.end is not None
     assert completion.end.num_steps < 20
+
+
+def test_sequences_that_begin_alike_are_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prefix_groups, "MIN_SHARED_TOKENS", 16)
+    grouped = []
+
+    def check(shared: SharedPrefixes, *others: Any) -> None:
+        check_shared(shared, *others)
+        grouped.append(int(shared.start_blocks.count_nonzero()))
+
+    monkeypatch.setattr("support.tiny_model.check_shared", check)
+    config = EngineConfig(
+        num_blocks=40, block_size=8, max_num_seqs=4, mode="deterministic", num_threads=1
+    )
+    specs = [
+        SequenceSpec(
+            key=(f"r{index}", 0),
+            attempt=1,
+            token_ids=np.append(PREFIX, np.arange(4, 5 + index)).astype(np.int32),
+            sampling=SamplingSpec(temperature=0.9, max_tokens=12 + index, ignore_eos=True),
+            seed=index,
+        )
+        for index in range(4)
+    ]
+
+    async def main() -> list[Completion]:
+        async with Driver(tiny_resident(), config) as driver:
+            return await driver.run(specs[:1]) + await driver.run(specs[1:])
+
+    for spec, completion in zip(specs, asyncio.run(main()), strict=True):
+        expected, _ = slow_completion(tiny_model(), spec, max_model_len=128, eos_token_ids=())
+        assert completion.tokens == expected
+    assert max(grouped) == 3

@@ -14,6 +14,7 @@ from support.triton_checks import (
     check_paged_attention,
     check_rotary_store_kv,
     check_sample_tokens,
+    check_shared_prefixes,
     check_silu_mul,
     check_skinny_linear,
     check_step_ops,
@@ -114,3 +115,9 @@ def test_step_ops() -> None:
     check_step_ops(5, [(3, 17), (0, 1), (1, 64), (2, 0), (4, 65)], 300, 16)
     check_step_ops(300, [(s, 7 * s) for s in range(299, -1, -1)], 40, 64)
     check_step_ops(2, [(1, 0)], 4, 64)
+
+
+def test_decode_attention_over_shared_prefixes() -> None:
+    groups = [(2, [0, 2, 5]), (1, [3, 4])]
+    check_shared_prefixes(TINY, [150, 70, 200, 66, 65, 129, 0], groups, 4)
+    check_shared_prefixes(SMOLLM2, [150, 70, 200], [(2, [0, 2])], 2)
