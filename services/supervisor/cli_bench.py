@@ -164,7 +164,7 @@ def _offline(options: BenchOptions, where: Where) -> Target:
         "deterministic": bool(engine.get("deterministic", False)),
         "engine": engine,
     }
-    return Target(opening=opening, device=where.device, pids=(), facts=facts)
+    return Target(opening=opening, device=where.device, pids={}, facts=facts)
 
 
 def engine_settings(given: dict[str, Any]) -> dict[str, Any]:
@@ -218,7 +218,7 @@ def _stack(options: BenchOptions, where: Where, found: Running) -> Target:
     with suppress(ConfigError):  # a model that lies elsewhere: there is no share of the limit then
         facts |= _model_facts(open_source(config.model), config)
     opening = _opening(options, where, found, config.subject_prefix)
-    pids = (*tuple(pid for _, pid in remains(state)), state.supervisor_pid)
+    pids = {pid: name for name, pid in remains(state)} | {state.supervisor_pid: "supervisor"}
     return Target(opening=opening, device=config.device, pids=pids, facts=facts)
 
 

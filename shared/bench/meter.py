@@ -11,14 +11,14 @@ import psutil
 SAMPLE_S: Final = 0.25
 
 
-def cpu_s(pids: Sequence[int]) -> float:
-    """User and system time that the processes have used so far."""
-    total = 0.0
+def cpu_s(pids: Sequence[int]) -> dict[int, float]:
+    """User and system time that each process has used so far; those that are gone are left out."""
+    found = {}
     for pid in pids:
         with suppress(psutil.Error):
             times = psutil.Process(pid).cpu_times()
-            total += times.user + times.system
-    return total
+            found[pid] = times.user + times.system
+    return found
 
 
 def rss_bytes(pids: Sequence[int]) -> int:
@@ -42,21 +42,22 @@ def pss_bytes(pids: Sequence[int]) -> int | None:
 
 
 class Meter:
-    """Around one repetition: CPU time used in it, and the largest memory seen.
+    """Around one repetition: CPU time that each process used in it, and the largest memory seen.
 
     Between two looks a process may have had more than it shows; its own peak is not asked, since it
     may lie before the repetition.
     """
 
     def __init__(self, pids: Sequence[int]) -> None:
-        self.cpu_s = 0.0
+        self.cpu_s: dict[int, float] = {}
+        self._cpu_before_s: dict[int, float] = {}
         self.peak_rss_bytes = 0
         self.pss_bytes: int | None = None
         self._pids = pids
         self._task: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self.cpu_s = -cpu_s(self._pids)
+        self._cpu_before_s = cpu_s(self._pids)
         if self._pids:
             self._task = asyncio.create_task(self._watch())
         return self
@@ -67,7 +68,8 @@ class Meter:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.cpu_s += cpu_s(self._pids)
+        before = self._cpu_before_s
+        self.cpu_s = {pid: used - before.get(pid, 0.0) for pid, used in cpu_s(self._pids).items()}
         if self._task is not None:
             self._task.cancel()
         if self._pids:

@@ -31,6 +31,8 @@ def show(console: Console, summary: Line) -> None:
             column.title, column.text(spread.median), column.unit, range_text(column, spread)
         )
     console.print(table)
+    if text := _cpu_by_process(summary):
+        console.print(text, soft_wrap=True)
     if probe := summary.get("probe"):
         console.print(_sampling(summary["workload"]["temperature"], probe), soft_wrap=True)
     if not summary["is_complete"]:
@@ -44,10 +46,11 @@ def heading(summary: Line) -> str:
     scale = f", lengths times {work['scale']:g}" if work["scale"] != 1 else ""
     gpus = about["gpus"] if target.get("device") == "cuda" else []
     device = gpus[0] if gpus else f"{about['cpu']}, {about['cores']} cores"
+    at = "from" if target.get("device") is None else "on"  # of a service elsewhere nothing is known
     return (
         f"[bold]{work['name']}[/bold]{rate}: {work['num_requests']} requests, "
         f"{work['prompt_tokens']} tokens in, {work['output_tokens']} out{scale}; "
-        f"{target['model']} ({target['mode']}) on {device}; median of {summary['repetitions']}"
+        f"{target['model']} ({target['mode']}) {at} {device}; median of {summary['repetitions']}"
     )
 
 
@@ -70,6 +73,19 @@ def show_curve(console: Console, summaries: list[Line]) -> None:
             cell("goodput.requests_per_s", digits=2),
         )
     console.print(table)
+
+
+def _cpu_by_process(summary: Line) -> str:
+    """`CPU by process, ms/token: decode 3.41, gateway 0.60`, the largest first."""
+    prefix = "cpu_ms_per_token_of."
+    found = {
+        name.removeprefix(prefix): figure["median"]
+        for name, figure in summary["figures"].items()
+        if name.startswith(prefix)
+    }
+    ordered = sorted(found.items(), key=lambda item: -item[1])
+    told = ", ".join(f"{name} {value:.3f}" for name, value in ordered)
+    return f"CPU by process, ms/token: {told}" if told else ""
 
 
 def _sampling(temperature: float, probe: Line) -> str:

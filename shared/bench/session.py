@@ -5,7 +5,7 @@ import json
 import random
 import secrets
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Protocol
 
@@ -31,14 +31,14 @@ UNKNOWN_VOCAB_SIZE: Final = LAST_ID + 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """What is benched and how it is reached. `opening`: the workers' first line. `pids`: processes
-    of the service (None: not on this machine; empty: the worker itself). `facts`: for the record,
+    """What is benched and how it is reached. `opening`: the workers' first line. `pids`: processes of
+    the service with their names (None: not on this machine; empty: the worker itself). `facts`: for the record,
     `model_config`, `weights_bytes` and `kv_dtype` for the limit, as far as known.
     """
 
     opening: Line
     device: str
-    pids: tuple[int, ...] | None
+    pids: Mapping[int, str] | None
     facts: Line = field(default_factory=dict)
 
 
@@ -193,7 +193,8 @@ class Session:
             _title(options, number, rate), len(sent), sum(item.num_tokens for item in sent)
         )
         pids = self._target.pids
-        async with Meter(crew.pids if pids == () else pids or ()) as meter:
+        watched = [] if pids is None else list(pids) or crew.pids
+        async with Meter(watched) as meter:
             run = await crew.run(
                 _jobs(sent, options.seed * 10_000 + number + 100),
                 Sampling(temperature=options.temperature),
@@ -232,12 +233,24 @@ class Session:
         if self._options.mode != "offline":
             found["client_cpu_s"] = run.client_cpu_s
         if self._is_local:
-            found["cpu_s"] = meter.cpu_s
+            found |= self._cpu(meter, found["output_tokens"])
             found["peak_rss_bytes"] = meter.peak_rss_bytes
             found["pss_bytes"] = meter.pss_bytes
             found["device_used_bytes"] = environment.device_used_bytes()
-            if found["output_tokens"]:
-                found["cpu_ms_per_token"] = 1e3 * meter.cpu_s / found["output_tokens"]
+        return found
+
+    def _cpu(self, meter: Meter, num_tokens: int) -> Line:
+        """CPU time in sum, and where there are several processes of each, over the tokens."""
+        names = self._target.pids or {}
+        total_s = sum(meter.cpu_s.values())
+        found: Line = {"cpu_s": total_s}
+        if num_tokens:
+            found["cpu_ms_per_token"] = 1e3 * total_s / num_tokens
+            found["cpu_ms_per_token_of"] = {
+                names[pid]: 1e3 * used_s / num_tokens
+                for pid, used_s in meter.cpu_s.items()
+                if pid in names
+            }
         return found
 
     def _pace(self) -> Pace:

@@ -51,6 +51,9 @@ def test_against_the_stack_over_http(stack: Stack) -> None:
     lines = lines_of(done.stdout)
     summary = check(lines, 26)
     assert summary["target"]["mode"] == "http"
+    of = summary["figures"]
+    parts = [of[name]["median"] for name in of if name.startswith("cpu_ms_per_token_of.")]
+    assert len(parts) == 9  # seven services, NATS and the supervisor
     assert summary["figures"]["goodput.share"]["median"] == 1.0
     assert [line["figures"]["cached_tokens"] for line in lines[:2]] == [0, 0]
 
