@@ -22,7 +22,6 @@ from finback.shared.actor.deadline import Deadline
 from finback.shared.errors import Cancelled, Overloaded, ServingError, Unavailable
 from finback.shared.telemetry.metrics import Metrics
 
-MAX_RUNNING: Final = 64
 MAX_OPEN: Final = 1_024
 ADOPT_S: Final = 1.0
 # How often a log is looked at that another gateway writes.
@@ -44,7 +43,10 @@ class _Job:
 
 
 class Jobs:
-    """`is_alive` says of an instance's name whether that gateway still is there."""
+    """`is_alive` says of an instance's name whether that gateway still is there.
+
+    `num_running` are made at once; the others wait, as many as `MAX_OPEN`.
+    """
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class Jobs:
         attempts: Attempts,
         instance: str,
         is_alive: Callable[[str], bool],
+        num_running: int,
         metrics: Metrics,
         log: Any,
     ) -> None:
@@ -65,7 +68,7 @@ class Jobs:
         self._metrics = metrics
         self._log = log
         self._jobs: dict[str, _Job] = {}
-        self._slots = asyncio.Semaphore(MAX_RUNNING)
+        self._slots = asyncio.Semaphore(num_running)
 
     async def submit(self, plan: Plan, caller: Caller) -> dict[str, Any]:
         """Store a response as queued and begin to make it; returns it as it is now."""

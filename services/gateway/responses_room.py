@@ -1,7 +1,7 @@
 """The stored APIs put together: store, background jobs, handlers; opened and closed by the service."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
 
 from finback.services.gateway.conversations_api import ConversationsApi
 from finback.services.gateway.endpoints import Endpoint
@@ -18,7 +18,9 @@ from finback.shared.kv.cluster_key import cluster_key
 from finback.shared.telemetry.metrics import Metrics
 
 # After a start, or a reconnect of another gateway, its lease may be missing for a moment.
-GRACE_LEASES = 2.0
+GRACE_LEASES: Final = 2.0
+# Background responses that are made at once.
+MAX_RUNNING: Final = 64
 
 
 class ResponsesRoom:
@@ -72,6 +74,8 @@ async def open_responses(
         attempts=attempts,
         instance=instance,
         is_alive=is_alive,
+        # Who waits for an answer comes first: half of the room is never background work's.
+        num_running=min(MAX_RUNNING, max(1, config.max_open_requests // 2)),
         metrics=metrics,
         log=log,
     )

@@ -50,6 +50,8 @@ class Database:
 
         Raises `Overloaded`, and `Unavailable` if the file cannot be read or written.
         """
+        if self._connection is None:
+            raise _closed()
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("the response store is busy", reason="store_busy", retry_after_s=1.0)
         self._num_waiting += 1
@@ -59,7 +61,8 @@ class Database:
 
     async def checkpoint(self) -> None:
         """Move the journal into the file and empty it: deleted text is in neither afterwards."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, self._checkpoint)
+        if self._connection is not None:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._checkpoint)
 
     async def close(self) -> None:
         """Finish what waits, then close."""
@@ -108,7 +111,7 @@ class Database:
     def _run(self, transaction: Transaction[T]) -> T:
         connection = self._connection
         if connection is None:
-            raise Unavailable("the response store is closed", reason="store_unavailable")
+            raise _closed()
         try:
             connection.execute("BEGIN IMMEDIATE")
             try:
@@ -127,3 +130,7 @@ class Database:
                 retry_after_s=1.0,
             ) from error
         return result
+
+
+def _closed() -> Unavailable:
+    return Unavailable("the response store is closed", reason="store_unavailable")

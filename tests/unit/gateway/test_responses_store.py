@@ -156,6 +156,15 @@ async def test_a_full_file_refuses_and_takes_again_after_deletes(tmp_path: Path)
     await store.close()
 
 
+async def test_a_closed_store_says_so(tmp_path: Path) -> None:
+    store = await _open(tmp_path)
+    await store.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await store.responses.get("a", "r1")
+    await store.database.checkpoint()
+    await store.close()
+
+
 async def test_a_broken_file_stops_the_start_with_one_line(tmp_path: Path) -> None:
     (tmp_path / "responses.sqlite").write_bytes(b"no database" * 1000)
     with pytest.raises(ConfigError, match="store_path"):
