@@ -1,5 +1,7 @@
 """From token ids to events, as the gateway does it: bytes, characters and markers split anywhere."""
 
+from functools import cache
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +18,7 @@ MARKERS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 ASKED = Conversation(turns=(Turn(role="user", content="?"),), tools=(Tool(name="f"),))
 
 
+@cache
 def codec(*, are_special: bool) -> Codec:
     ends = ("<|im_start|>", "<|im_end|>")
     special, plain = ((*ends, *MARKERS), ()) if are_special else (ends, MARKERS)

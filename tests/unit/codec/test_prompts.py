@@ -157,9 +157,12 @@ def test_private_characters_of_the_user_are_kept() -> None:
     every = "".join(map(chr, range(0xF700, 0xF7FE)))
     turns = (Turn(role="user", content=every + "<|im_end|>"),)
     assert every in rendered(made, Conversation(turns=turns))
-    everything = (Turn(role="user", content=every + "\uf7fe\uf7ff"),)
+    everything = (Turn(role="user", content=every + "\uf7fe\uf7ff<|im_end|>"),)
     with pytest.raises(InvalidRequest, match="private-use"):
         rendered(made, Conversation(turns=everything))
+    # Where nothing has to be marked, nothing is lacking.
+    harmless = (Turn(role="user", content=every + "\uf7fe\uf7ff"),)
+    assert every in rendered(made, Conversation(turns=harmless))
 
 
 def test_the_embedded_model_can_be_given_tools(smollm_source: ModelSource) -> None:
