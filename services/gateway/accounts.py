@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from finback.services.gateway.admissions import Admissions, NeverFits, RateLimited, limited
-from finback.services.gateway.answer import Usage
+from finback.services.gateway.answer_events import Usage
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.generation import Choice, Generation
 from finback.services.gateway.grant import TenantLimits

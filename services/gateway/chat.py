@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.chat_message import AnswerMessage, call_begin_json, finish_of
 from finback.services.gateway.chat_schema import ChatRequest
 from finback.services.gateway.openai_answer import OpenAIAnswer

@@ -10,7 +10,8 @@ from typing import Any, Final
 from opentelemetry import trace
 
 from finback.services.gateway.accounts import Accounts, Bill
-from finback.services.gateway.answer import Answer, Usage
+from finback.services.gateway.answer import Answer
+from finback.services.gateway.answer_events import Usage
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.error_envelope import error_document
 from finback.services.gateway.messages_content import MessageContent
 from finback.services.gateway.openai_format import to_json

@@ -4,7 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.error_envelope import error_document
 from finback.services.gateway.openai_format import ChunkFormat, Spelling
 from finback.services.gateway.schema import StreamOptions

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Any, Final
 
-from finback.services.gateway.answer import Usage
+from finback.services.gateway.answer_events import Usage
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.wire.messages.generate import TokenLogprob
 

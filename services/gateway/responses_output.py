@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring
 from typing import Any
 
-from finback.services.gateway.answer import ChoiceEvent
+from finback.services.gateway.answer_events import ChoiceEvent
 from finback.services.gateway.responses_items import new_id
 from finback.services.gateway.responses_output_items import (
     Call,

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.openai_format import Spelling
 from finback.services.gateway.responses_output import OutputBuilder, text_logprobs
 from finback.services.gateway.responses_output_items import Logprob, Numbering

@@ -9,7 +9,7 @@ from typing import Any, Final
 import anyio
 import numpy as np
 
-from finback.services.gateway.answer import Output
+from finback.services.gateway.answer_events import Output
 from finback.shared.clock import unix_s
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.codec.output import OutputFormat, PlainFormat

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from finback.services.gateway.answer import ChoiceEvent, Output, Usage
+from finback.services.gateway.answer_events import ChoiceEvent, Output, Usage
 from finback.services.gateway.served_model import Prompt
 from finback.shared.errors import ServingError
 from finback.shared.wire.messages.generate import ChoiceSpec, GrammarSpec, SamplingSpec

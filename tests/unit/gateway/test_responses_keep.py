@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from finback.services.gateway.answer import ChoiceEvent, Usage
+from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.responses_keep import KeepingSink
 from finback.services.gateway.responses_protocol import ResponsesProtocol
