@@ -120,11 +120,12 @@ class Attempts:
         body = {**stored.body, "status": "failed", "error": error_of(error)}
         saved = (stored.plan or {}).get("request", {})
         if saved.get("stream"):
-            numbering = Numbering(await self._store.events.begin(stored.response_id, keeps=-1))
+            name, epoch = stored.response_id, stored.epoch
+            numbering = Numbering(await self._store.events.begin(name, epoch, keeps=-1))
             kinds = ("response.created", "response.failed")
             documents = [numbering.document(kind, response=body) for kind in kinds]
             first = numbering.next - len(documents)
-            await self._store.events.append(stored.response_id, stored.epoch, first, documents)
+            await self._store.events.append(name, epoch, first, documents)
         kept = Kept(response_id=stored.response_id, tenant=stored.tenant, body=body, items=())
         await self._store.leases.finish(kept, stored.epoch)
 
@@ -138,7 +139,7 @@ class Attempts:
             return FRESH, 0
         is_first = stored.num_attempts == 1
         number = await self._store.events.begin(
-            stored.response_id, keeps=NUM_QUEUED_EVENTS if is_first else 0
+            stored.response_id, stored.epoch, keeps=NUM_QUEUED_EVENTS if is_first else 0
         )
         is_queued = is_first and number == NUM_QUEUED_EVENTS
         return (("response.in_progress",) if is_queued else FRESH), number

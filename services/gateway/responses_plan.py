@@ -63,7 +63,7 @@ class Plan:
         """What `of_json` needs; the context is stored beside it."""
         num_own = len(self.context.own_items)
         return {
-            "request": self.request.model_dump(exclude_none=True, exclude={"input"}),
+            "request": self.request.model_dump(exclude_unset=True, exclude={"input"}),
             "created_at": self.created_at,
             "seed": self.seed,
             "num_own_items": num_own,

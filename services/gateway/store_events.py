@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from finback.services.gateway.store_database import Database
-from finback.shared.errors import PayloadTooLarge
+from finback.shared.errors import Cancelled, PayloadTooLarge
 
 # Of one response: about a hundred thousand deltas.
 MAX_LOG_BYTES: Final = 32 * 2**20
@@ -36,8 +36,7 @@ class EventLog:
         packed = zlib.compress(b"\n".join(documents), 1)
 
         def work(connection: sqlite3.Connection) -> bool:
-            current = "SELECT 1 FROM responses WHERE id = ? AND epoch = ?"
-            if connection.execute(current, (response_id, epoch)).fetchone() is None:
+            if not _is_current(connection, response_id, epoch):
                 return False
             _check_log(connection, response_id, len(packed))
             connection.execute(
@@ -48,20 +47,22 @@ class EventLog:
 
         return await self._database.run(work)
 
-    async def begin(self, response_id: str, *, keeps: int) -> int:
-        """The number of an attempt's first event.
+    async def begin(self, response_id: str, epoch: int, *, keeps: int) -> int:
+        """The number of an attempt's first event. Raises `Cancelled` if its epoch is over.
 
         What a lost attempt told is forgotten, unless there are just the `keeps` events of a start.
         """
 
         def work(connection: sqlite3.Connection) -> int:
+            if not _is_current(connection, response_id, epoch):
+                raise Cancelled("another gateway makes this response, or it was cancelled")
             row = connection.execute(
                 "SELECT coalesce(max(last_seq), -1) FROM events WHERE response_id = ?",
                 (response_id,),
             ).fetchone()
             number = int(row[0]) + 1
             if number != keeps:
-                connection.execute("DELETE FROM events WHERE response_id = ?", (response_id,))
+                _forget(connection, response_id, number)
             return number
 
         return await self._database.run(work)
@@ -83,11 +84,25 @@ class EventLog:
                 (first_seq + at, document)
                 for first_seq, packed in rows
                 for at, document in enumerate(zlib.decompress(packed).split(b"\n"))
-                if first_seq + at > after
+                if first_seq + at > after and document
             )
             return LogPage(documents=documents, status=found[0], epoch=found[1])
 
         return await self._database.run(work)
+
+
+def _forget(connection: sqlite3.Connection, response_id: str, number: int) -> None:
+    """Drop all events before `number`; an empty one in their place keeps the numbers rising."""
+    connection.execute("DELETE FROM events WHERE response_id = ?", (response_id,))
+    if number:
+        last = number - 1
+        row = (response_id, last, last, zlib.compress(b""))
+        connection.execute("INSERT INTO events VALUES (?, ?, ?, ?)", row)
+
+
+def _is_current(connection: sqlite3.Connection, response_id: str, epoch: int) -> bool:
+    query = "SELECT 1 FROM responses WHERE id = ? AND epoch = ?"
+    return connection.execute(query, (response_id, epoch)).fetchone() is not None
 
 
 def _check_log(connection: sqlite3.Connection, response_id: str, num_bytes: int) -> None:

@@ -109,10 +109,23 @@ def plain(event: Any) -> dict[str, Any]:
 
 def test_made_in_the_background_and_found_at_any_gateway(pair: Pair) -> None:
     with pair.mend().clients() as (one, two):
-        made = begin(one, "hello there")
+        schema = {"type": "object", "properties": {"x": {"default": None}}}
+        fields: dict[str, Any] = {
+            "tools": [{"type": "function", "name": "f", "parameters": schema}],
+            "instructions": "be brief",
+            "metadata": {"k": "v"},
+            "temperature": 0,
+        }
+        made = begin(one, "hello there", **fields)
         assert made.status == "queued" and made.background is True and made.output == []
         done = finished(two, made.id)
         assert (done.status, done.output_text) == ("completed", "hello there")
+        same = ("tools", "instructions", "metadata", "temperature", "created_at", "tool_choice")
+        assert all(getattr(done, name) == getattr(made, name) for name in same)
+        assert done.tools[0].parameters == schema
+        at_once: Any = one.responses.create
+        usage = at_once(model=MODEL, input="hello there", **fields).usage
+        assert done.usage == usage
         more = two.responses.create(model=MODEL, input="and", previous_response_id=made.id)
         assert more.output_text == "and"
         with pytest.raises(openai.BadRequestError, match="no event stream"):

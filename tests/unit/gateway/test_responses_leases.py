@@ -12,6 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from finback.services.gateway.store import Store
 from finback.services.gateway.store_limits import StoreLimits
 from finback.services.gateway.store_rows import Kept
+from finback.shared.errors import Cancelled
 
 LIMITS = StoreLimits(retention_s=3600.0, max_tenant_values=1000, max_tenant_bytes=2**28)
 NAME = "r"
@@ -30,7 +31,9 @@ class Leases(RuleBasedStateMachine):
         self.store = Store(path, LIMITS, max_bytes=2**28)
         self.row: dict[str, Any] | None = None
         self.held: dict[str, int] = {}
+        # The events since the last attempt began, and the number of the first.
         self.log: list[bytes] = []
+        self.first = 0
         self._wait(self.store.open())
 
     def _wait(self, coroutine: Any) -> Any:
@@ -45,7 +48,7 @@ class Leases(RuleBasedStateMachine):
     def queue(self) -> None:
         self._wait(self.store.leases.queue(self._kept("queued"), {"plan": 1}, "g1"))
         self.row = {"status": "queued", "epoch": 0, "owner": "g1", "attempts": 0}
-        self.held, self.log = {}, []
+        self.held, self.log, self.first = {}, [], 0
 
     @rule(owner=owners, age=ages)
     def claim(self, owner: str, age: int) -> None:
@@ -69,12 +72,26 @@ class Leases(RuleBasedStateMachine):
     @rule(owner=owners)
     def append(self, owner: str) -> None:
         documents = [f'{{"n":{len(self.log) + at}}}'.encode() for at in range(2)]
-        number = len(self.log)
+        number = self.first + len(self.log)
         made = self._wait(
             self.store.events.append(NAME, self.held.get(owner, -1), number, documents)
         )
         assert made is self._is_current(owner)
         self.log += documents if made else []
+
+    @rule(owner=owners, keeps=st.integers(-1, 4))
+    def begin(self, owner: str, keeps: int) -> None:
+        """An attempt begins to tell; one that is over must not forget what the current one told."""
+        try:
+            number = self._wait(
+                self.store.events.begin(NAME, self.held.get(owner, -1), keeps=keeps)
+            )
+        except Cancelled:
+            assert not self._is_current(owner)
+            return
+        assert self._is_current(owner) and number == self.first + len(self.log)
+        if number != keeps:
+            self.first, self.log = number, []
 
     @rule(owner=owners, status=st.sampled_from(["completed", "incomplete", "failed"]))
     def finish(self, owner: str, status: str) -> None:
@@ -121,7 +138,9 @@ class Leases(RuleBasedStateMachine):
         is_open = self.row["status"] in ("queued", "in_progress")
         assert rows == ([(NAME, self.row["owner"], self.row["epoch"])] if is_open else [])
         assert [document for _, document in page.documents] == self.log
-        assert [number for number, _ in page.documents] == list(range(len(self.log)))
+        assert [number for number, _ in page.documents] == list(
+            range(self.first, self.first + len(self.log))
+        )
 
     def teardown(self) -> None:
         self._wait(self.store.close())
