@@ -21,7 +21,8 @@ from finback.shared.bench.crew import BenchFailed
 from finback.shared.bench.http_client import check_url
 from finback.shared.bench.options import BenchOptions
 from finback.shared.bench.record import Line, Recorder, read_summaries
-from finback.shared.bench.session import Session, Target
+from finback.shared.bench.session import Session
+from finback.shared.bench.target import Target
 from finback.shared.errors import ConfigError
 from finback.shared.models.source import ModelSource, open_source
 

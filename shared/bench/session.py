@@ -1,45 +1,27 @@
 """One bench from its first look at the machine to its last summary."""
 
-import asyncio
-import json
 import random
 import secrets
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Final, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final, Protocol
 
-from finback.shared.bench import environment, figures, workloads
+from finback.shared.bench import environment, figures, repetition, workloads
 from finback.shared.bench.crew import BenchFailed, Crew, Run
-from finback.shared.bench.limits import Ceilings, ModelCost, model_cost
-from finback.shared.bench.load import Job, Pace, Sampling
+from finback.shared.bench.limits import Ceilings, ModelCost
+from finback.shared.bench.load import Pace, Sampling
 from finback.shared.bench.meter import Meter
 from finback.shared.bench.options import BenchOptions
 from finback.shared.bench.record import Line, Recorder, summary_line
+from finback.shared.bench.target import Target, ceilings_of, cost_of, measure_ceilings
 from finback.shared.bench.workloads import FIRST_ID, LAST_ID, NUM_MARKED, Request
-from finback.shared.kv.layout import ITEM_BYTES
-from finback.shared.models.config import ModelConfig, RopeScaling
 
 PROBE_REQUESTS: Final = 8
 PROBE_TOKENS: Final = 32
-CEILINGS_TIMEOUT_S: Final = 120.0
 # Of the cores; more work than this beside the bench, and its figures are disturbed.
 BUSY_SHARE: Final = 0.5
 # What must be known of a vocabulary that nobody described: it holds all ids that are drawn.
 UNKNOWN_VOCAB_SIZE: Final = LAST_ID + 1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What is benched and how it is reached. `opening`: the workers' first line. `pids`: processes of
-    the service with their names (None: not on this machine; empty: the worker itself). `facts`: for the record,
-    `model_config`, `weights_bytes` and `kv_dtype` for the limit, as far as known.
-    """
-
-    opening: Line
-    device: str
-    pids: Mapping[int, str] | None
-    facts: Line = field(default_factory=dict)
 
 
 class Observer(Protocol):
@@ -126,14 +108,8 @@ class Session:
             facts["device"] = ceilings["device"]
         self._head = {"environment": about, "target": facts, "ceilings": ceilings}
         if ceilings is not None:
-            bandwidth = max(ceilings["copy_bytes_per_s"], ceilings["read_bytes_per_s"])
-            self._ceilings = Ceilings(bytes_per_s=bandwidth, flops_per_s=ceilings["flops_per_s"])
-        if {"model_config", "weights_bytes", "kv_dtype"} <= facts.keys():
-            self._cost = model_cost(
-                config_from(facts["model_config"]),
-                held_bytes=facts["weights_bytes"],
-                kv_item_bytes=ITEM_BYTES[facts["kv_dtype"]],
-            )
+            self._ceilings = ceilings_of(ceilings)
+        self._cost = cost_of(facts)
 
     async def _run_rate(self, crew: Crew, vocab_size: int, rate: float | None) -> None:
         """All repetitions of one workload at one rate, and their summary."""
@@ -143,7 +119,7 @@ class Session:
             raise BenchFailed("duration is too short: no request arrives within it")
         head = {
             "run_id": secrets.token_hex(6),
-            "workload": _described(options, requests, rate),
+            "workload": repetition.described(options, requests, rate),
             **self._head,
         }
         if self._probe is None:
@@ -190,13 +166,15 @@ class Session:
             mark = tuple(drawn.randint(FIRST_ID, LAST_ID - 1) for _ in range(NUM_MARKED))
         sent = workloads.marked(requests, mark) if mark else requests
         self._observer.begins(
-            _title(options, number, rate), len(sent), sum(item.num_tokens for item in sent)
+            repetition.title(options, number, rate),
+            len(sent),
+            sum(item.num_tokens for item in sent),
         )
         pids = self._target.pids
         watched = [] if pids is None else list(pids) or crew.pids
         async with Meter(watched) as meter:
             run = await crew.run(
-                _jobs(sent, options.seed * 10_000 + number + 100),
+                repetition.jobs(sent, options.seed * 10_000 + number + 100),
                 Sampling(temperature=options.temperature),
                 self._pace(),
                 self._observer.goes_on,
@@ -204,7 +182,7 @@ class Session:
         if run.is_cut and not any(outcome.num_tokens for outcome in run.outcomes):
             return None
         if options.mode == "offline":
-            _complete_offline(run, requests)
+            repetition.complete_offline(run, requests)
         found = self._figures(run, requests, meter)
         line: Line = {
             "kind": "repetition",
@@ -214,7 +192,7 @@ class Session:
             "is_complete": not run.is_cut,
             "mark": mark,
             "first_error": next((o.error for o in run.outcomes if o.error), ""),
-            "first_short": _first_short(run),
+            "first_short": repetition.first_short(run),
             "figures": found,
         }
         self._recorder.add(line)
@@ -268,7 +246,7 @@ class Session:
         self._observer.says("a few untimed requests first")
         sampling = Sampling(temperature=self._options.temperature, num_logprobs=0)
         pace = replace(self._pace(), concurrency=0, is_open=False)
-        run = await crew.run(_jobs(some, 0), sampling, pace, lambda done, tokens: None)
+        run = await crew.run(repetition.jobs(some, 0), sampling, pace, lambda done, tokens: None)
         error = next((o.error for o in run.outcomes if o.error), "")
         if error:
             raise BenchFailed(f"the first requests failed: {error}")
@@ -290,93 +268,3 @@ class Session:
             self._observer.warns(
                 f"{found['cached_tokens']} prompt tokens came from the prefix cache"
             )
-
-
-async def measure_ceilings(device: str) -> Line | None:
-    """In a process of its own: it needs torch, and memory that must be free again afterwards."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "finback.shared.engine.ceilings",
-        device,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        async with asyncio.timeout(CEILINGS_TIMEOUT_S):
-            told, _ = await process.communicate()
-        found: Line | None = json.loads(told) if process.returncode == 0 else None
-    except TimeoutError:
-        found = None
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-    return found
-
-
-def config_from(raw: dict[str, Any]) -> ModelConfig:
-    """A `ModelConfig` that came as JSON."""
-    scaling = raw.get("rope_scaling")
-    return ModelConfig(**{**raw, "rope_scaling": RopeScaling(**scaling) if scaling else None})
-
-
-def _jobs(requests: Sequence[Request], salt: int) -> list[Job]:
-    """Seeds differ by request and repetition, and are the same in every bench."""
-    return [
-        Job(
-            index=at,
-            prompt=item.prompt,
-            num_tokens=item.num_tokens,
-            seed=salt * 1_000_003 + at,
-            due_s=item.due_s,
-        )
-        for at, item in enumerate(requests)
-    ]
-
-
-def _complete_offline(run: Run, requests: Sequence[Request]) -> None:
-    """Prompt tokens are known, cached ones in sum; a stream's chunks say neither."""
-    key = "num_cached_tokens"
-    total = run.stats["after"][key] - run.stats["before"][key]
-    cached = figures.share_out_cached(run.outcomes, requests, total)
-    run.outcomes = [
-        replace(
-            outcome,
-            num_prompt_tokens=len(requests[outcome.index].prompt) if outcome.num_tokens else 0,
-            num_cached_tokens=count,
-        )
-        for outcome, count in zip(run.outcomes, cached, strict=True)
-    ]
-
-
-def _first_short(run: Run) -> str:
-    for o in run.outcomes:
-        if not (o.error or o.is_cut or o.is_whole):
-            return f"request {o.index} has {o.num_tokens} tokens of {o.num_wanted}"
-    return ""
-
-
-def _described(options: BenchOptions, requests: Sequence[Request], rate: float | None) -> Line:
-    return {
-        "name": options.workload,
-        "digest": workloads.digest(requests),
-        "num_requests": len(requests),
-        "prompt_tokens": sum(len(item.prompt) for item in requests),
-        "output_tokens": sum(item.num_tokens for item in requests),
-        "rate_per_s": rate,
-        "scale": options.scale,
-        "concurrency": options.concurrency,
-        "clients": options.clients,
-        "seed": options.seed,
-        "temperature": options.temperature,
-        "is_whole": options.is_whole,
-        "targets": asdict(options.targets) if options.targets else None,
-    }
-
-
-def _title(options: BenchOptions, number: int, rate: float | None) -> str:
-    at = f" at {rate:g}/s" if rate is not None else ""
-    which = f"{number} of {options.num_repetitions}" if number > 0 else "warm-up"
-    return f"{options.workload}{at}, {which}"
