@@ -7,6 +7,7 @@ whatever a client does not want to read.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from finback.shared.codec.answer_text import AnswerText, StopHit
 from finback.shared.codec.output import (
@@ -30,6 +31,9 @@ class ParsedDelta:
     text: str = ""
     logprobs: Logprobs = ()
     stop: StopHit | None = None
+
+
+_NOTHING: Final = ParsedDelta()
 
 
 class RawText:
@@ -70,7 +74,7 @@ class ParsedText:
         self._text = text
         self._parser = parser
         self._matcher = StopMatcher(stops) if stops else None
-        self._is_plain = isinstance(parser, PlainParser) and not stops
+        self._is_plain = isinstance(parser, PlainParser)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._waiting = _WaitingLogprobs(token_bytes)
@@ -81,10 +85,8 @@ class ParsedText:
         self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprob] | None = None
     ) -> ParsedDelta:
         """Add tokens, one by one: each is counted as what it turns out to be."""
-        if self._is_plain and logprobs is None:
-            self._num_tokens += len(token_ids)
-            self._show(self._text.push(token_ids).text)
-            return self._delta(None)
+        if logprobs is None and self._matcher is None and (self._is_plain or len(token_ids) == 1):
+            return self._push_at_once(token_ids)
         for at, token_id in enumerate(token_ids):
             self._num_tokens += 1
             if logprobs is not None:
@@ -95,6 +97,21 @@ class ParsedText:
                 if matched is not None:
                     return self._delta(StopHit(matched, self._num_tokens))
             self.num_reasoning_tokens += self._parser.is_reasoning
+        return self._delta(None)
+
+    def _push_at_once(self, token_ids: Sequence[int]) -> ParsedDelta:
+        """The common case: nothing to look for, and the tokens are all of one kind."""
+        parser = self._parser
+        self._num_tokens += len(token_ids)
+        text = self._text.push(token_ids).text
+        events = parser.push(text) if text else ()
+        self.num_reasoning_tokens += parser.is_reasoning
+        if not events:
+            return _NOTHING
+        if len(events) == 1:
+            event = events[0]
+            return ParsedDelta((event,), event.text if isinstance(event, TextPart) else "")
+        self._parts.extend(events)
         return self._delta(None)
 
     def finish(self) -> ParsedDelta:
