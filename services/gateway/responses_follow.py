@@ -30,6 +30,7 @@ class Follower:
         self._wait = wait
         self._tick_s = tick_s
         self._is_open = False
+        self._has_sent = False
         self._quiet_since_s = monotonic_s()
 
     async def follow(self, after: int) -> None:
@@ -39,7 +40,7 @@ class Follower:
             if page is None:
                 return await self._end_early(after, "response_deleted", "it was deleted")
             if page.documents:
-                if self._is_open and any(d.startswith(_CREATED) for _, d in page.documents):
+                if self._has_sent and any(d.startswith(_CREATED) for _, d in page.documents):
                     text = "its gateway was lost and it is made again: follow it from the start"
                     return await self._end_early(after, "response_restarted", text)
                 after = page.documents[-1][0]
@@ -73,6 +74,7 @@ class Follower:
 
     async def _send(self, documents: list[bytes]) -> None:
         await self._open()
+        self._has_sent = True
         await self._sink.send(documents)
         self._quiet_since_s = monotonic_s()
 
