@@ -3,12 +3,20 @@
 import json
 from typing import Any
 
+import openai
+import pydantic
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from openai.lib.streaming.responses._responses import ResponseStreamState
+from openai.types.responses import ResponseStreamEvent
 
 from finback.services.gateway.answer_events import ChoiceEvent, Usage
+from finback.services.gateway.responses_object import skeleton
+from finback.services.gateway.responses_plan import Context, Plan
 from finback.services.gateway.responses_protocol import FRESH, ResponsesProtocol
+from finback.services.gateway.responses_schema import ResponsesRequest
+from finback.shared.codec.dialogue import Conversation
 from finback.shared.codec.output import (
     CallArguments,
     CallBegin,
@@ -26,6 +34,12 @@ SKELETON: dict[str, Any] = {
 }  # fmt: skip
 USAGE = Usage(num_prompt_tokens=7, num_completion_tokens=5, num_cached_tokens=3)
 Script = list[OutputEvent]
+TOOLS: list[Any] = [
+    {"type": "function", "name": "f", "parameters": {"type": "object"}},
+    {"type": "custom", "name": "c"},
+]
+# The newest client's own types, checked strictly: it builds them without checks itself.
+_TYPED: Any = pydantic.TypeAdapter(ResponseStreamEvent)
 
 texts = st.text(min_size=1, max_size=12)
 
@@ -62,7 +76,7 @@ def _events(script: Script, cuts: list[int], reason: str) -> list[ChoiceEvent]:
 
 def _protocol(**more: Any) -> ResponsesProtocol:
     options = {"spelling": None, "with_logprobs": False, "seal": None, **more}
-    return ResponsesProtocol(dict(SKELETON), **options)
+    return ResponsesProtocol(options.pop("skeleton", dict(SKELETON)), **options)
 
 
 def _streamed(protocol: ResponsesProtocol, events: list[ChoiceEvent]) -> list[dict[str, Any]]:
@@ -89,6 +103,30 @@ def test_streams_follow_the_rules(script: Script, cuts: list[int], reason: str) 
     whole = _protocol()
     whole.add(events)
     assert _plain(json.loads(json.dumps(whole.body(USAGE)))) == _plain(final)
+
+
+@settings(max_examples=40, deadline=None)
+@given(scripts(), st.sampled_from(["stop", "length"]))
+def test_the_official_helper_takes_every_stream(script: Script, reason: str) -> None:
+    """It raises on ids that change, items out of order, and content before its item."""
+    request = ResponsesRequest(model="m", instructions="x", tools=TOOLS, metadata={"k": "v"})
+    plan = Plan(
+        request=request,
+        response_id="resp_1",
+        created_at=1,
+        seed=1,
+        context=Context(items=(), own_items=()),
+        conversation=Conversation(turns=()),
+    )
+    protocol = _protocol(skeleton=skeleton(plan, "m"))
+    state: Any = ResponseStreamState(text_format=openai.omit, input_tools=openai.omit)
+    events = _streamed(protocol, _events(script, [], reason))
+    told = [_TYPED.validate_python(event) for event in events]
+    for event in told:
+        state.handle_event(event)
+    if reason == "stop":
+        final = state._completed_response
+        assert [item.id for item in final.output] == [i.id for i in told[-1].response.output]
 
 
 @given(scripts(), st.sampled_from(["stop", "length"]))
