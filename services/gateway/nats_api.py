@@ -74,8 +74,9 @@ class NatsSink:
     async def reply(
         self, status: int, body: bytes, headers: Mapping[str, str] | None = None
     ) -> None:
-        self.is_complete = True
+        # What the bus does not take (a body above its limit) is still to be answered by an error.
         await self._publish(body, {h.REQUEST_ID: self._request_id, **self.headers})
+        self.is_complete = True
 
     async def open_stream(self) -> None:
         """The first document opens it."""

@@ -250,6 +250,22 @@ async def test_the_same_on_the_bus(shop: Shop) -> None:
     assert wrong[0][0]["Nats-Service-Error-Code"] and "not found" in wrong[0][1]["error"]["message"]
 
 
+async def test_an_answer_too_large_for_the_bus_is_an_error(shop: Shop) -> None:
+    url, noise = f"{shop.stack.url}/v1/conversations", random.Random(0)
+    headers = {"authorization": f"Bearer {shop.ann_key}"}
+    async with httpx.AsyncClient(headers=headers, timeout=20) as client:
+        name = (await client.post(url, json={})).json()["id"]
+        for _ in range(2):
+            item = {"role": "user", "content": noise.randbytes(2_096_600).hex()}
+            reply = await client.post(f"{url}/{name}/items", json={"items": [item]})
+            assert reply.status_code == 200, reply.text
+        found = await shop.one("conversations.items", {"conversation_id": name})
+        assert "above the bus limit" in found["error"]["message"]
+        page = await shop.one("conversations.items", {"conversation_id": name, "limit": 1})
+        assert page["data"][0]["content"][0]["text"] == item["content"]
+        assert (await client.delete(f"{url}/{name}")).status_code == 200
+
+
 async def test_conversations_on_the_bus(shop: Shop) -> None:
     made = await shop.one("conversations", {"metadata": {"a": "b"}})
     ref = {"conversation_id": made["id"]}
