@@ -212,11 +212,17 @@ def prefill_cases() -> Iterator[Case]:
 
 
 def sampling_cases() -> Iterator[Case]:
-    """512 rows of 151,936 logits: temperature only, and all filters."""
+    """512 rows of 151,936 logits: temperature only, and all filters over flat and over peaked ones."""
     rows, vocab_size = 512, 151_936
-    logits = tensor(rows, vocab_size, dtype=torch.float32)
+    flat = tensor(rows, vocab_size, dtype=torch.float32)
+    # As a trained model's: a few tokens stand far out of a normal bulk.
+    peaked = torch.randn(rows, vocab_size, device="cuda") * 2.0
+    peaked[:, :40] += torch.linspace(20.0, 8.0, 40, device="cuda")
     ones = torch.ones(rows, device="cuda")
-    for name, filters in (("temperature", False), ("filters", True)):
+    for name, filters, logits in (
+        ("temperature", False, flat), ("filters, flat", True, flat),
+        ("filters, peaked", True, peaked),
+    ):  # fmt: skip
         params = SamplingTensors(
             temperature=ones * 0.6, top_k=torch.full((rows,), 50, device="cuda").int(),
             top_p=ones * 0.9, min_p=ones * 0.01, has_filters=filters,

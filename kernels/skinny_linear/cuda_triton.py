@@ -207,12 +207,13 @@ def skinny_linear(
 def one_row_tile(size_out: int, size_in: int, gated: bool) -> tuple[int, int, int]:
     """(outputs, inputs, warps) of a program, as measured on an H200 (benchmarks/cuda_kernels.py)."""
     whole = triton.next_power_of_2(size_in)
+    is_wide = size_in >= 4096
     if size_out > 32_768:
-        return 32, min(512, whole), 8
+        return (8, 2048, 8) if is_wide else (32, min(512, whole), 8)
     if gated:
-        return 4, min(1024, whole), 2
+        return (2, 2048, 4) if is_wide else (4, min(1024, whole), 2)
     if size_in > 2048:
-        return 8, 2048, 4
+        return (4, 2048, 8 if size_in > 4096 else 4) if is_wide else (8, 2048, 4)
     if size_in > 1024:
         return 8, 1024, 8
     return 4, whole, 4
