@@ -2,7 +2,8 @@
 
 A program scores a stretch of one row and keeps its best; a second kernel takes the best of a row's
 stretches. A row's numbers never depend on its batch. Filters become a threshold by a radix search
-over the bits of the scores, two bits a pass, so nothing is sorted.
+over the bits of the scores, two bits a pass, so nothing is sorted. The search goes over the candidates
+near the maximum, if the threshold is sure to lie among them, else over the whole row.
 """
 
 # mypy: disable-error-code="no-untyped-def,untyped-decorator"
@@ -22,6 +23,8 @@ from finback.kernels.triton_launch import has_dependent_launch, is_interpreted
 
 _STRETCH = 4096
 _SEARCH_BLOCK = 8192
+_MAX_CANDIDATES = 4096
+_CANDIDATE_BLOCK = 1024
 _INTERPRETED = tl.constexpr(is_interpreted())
 
 
@@ -185,19 +188,66 @@ def _score_of(key):
 
 
 @triton.jit
+def _candidate_range(
+    start, inverse, high, vocab_size, BLOCK: tl.constexpr, CAPACITY: tl.constexpr
+):  # fmt: skip
+    """(the widest range below `high` with at most CAPACITY tokens, exp(score - high) of the row)."""
+    mass = tl.zeros([BLOCK], dtype=tl.float32)
+    a = tl.zeros([BLOCK], dtype=tl.int32)
+    b = tl.zeros([BLOCK], dtype=tl.int32)
+    c = tl.zeros([BLOCK], dtype=tl.int32)
+    d = tl.zeros([BLOCK], dtype=tl.int32)
+    for offset in range(0, vocab_size, BLOCK):
+        ids = offset + tl.arange(0, BLOCK)
+        score = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")) * inverse
+        below = high - score
+        mass += tl.exp(-below)
+        a += (below <= 4.0).to(tl.int32)
+        b += (below <= 10.0).to(tl.int32)
+        c += (below <= 18.0).to(tl.int32)
+        d += (below <= 28.0).to(tl.int32)
+    wide = tl.where(tl.sum(a, axis=0) <= CAPACITY, 4.0, -1.0)
+    wide = tl.where(tl.sum(b, axis=0) <= CAPACITY, 10.0, wide)
+    wide = tl.where(tl.sum(c, axis=0) <= CAPACITY, 18.0, wide)
+    wide = tl.where(tl.sum(d, axis=0) <= CAPACITY, 28.0, wide)
+    return wide, tl.sum(mass, axis=0)
+
+
+@triton.jit
+def _gather_candidates(
+    start, candidates, inverse, high, wide, vocab_size, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Keep the scores at most `wide` below `high`; how many there are."""
+    count = tl.full([], 0, dtype=tl.int32)
+    for offset in range(0, vocab_size, BLOCK):
+        ids = offset + tl.arange(0, BLOCK)
+        score = tl.load(start + ids, mask=ids < vocab_size, other=float("-inf")) * inverse
+        is_candidate = (high - score <= wide).to(tl.int32)
+        more = tl.sum(is_candidate, axis=0)
+        if more > 0:
+            at = count + tl.cumsum(is_candidate, axis=0) - 1
+            tl.store(candidates + at, score, mask=is_candidate > 0)
+        count += more
+    tl.debug_barrier()
+    return count
+
+
+@triton.jit
 def _limit_of_row(
-    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, limit_ptr, vocab_size,
-    BLOCK: tl.constexpr,
+    logits_ptr, temperature_ptr, top_k_ptr, top_p_ptr, min_p_ptr, limit_ptr, candidate_ptr,
+    vocab_size, BLOCK: tl.constexpr, CAPACITY: tl.constexpr, SMALL_BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The least score that a row's filters leave in."""
     row = tl.program_id(0).to(tl.int64)
     start = logits_ptr + row * vocab_size
+    candidates = candidate_ptr + row * CAPACITY
     temperature = tl.load(temperature_ptr + row)
     limit = tl.full([], float("-inf"), dtype=tl.float32)
-    if temperature > 0.0:
-        top_k = tl.load(top_k_ptr + row)
-        top_p = tl.load(top_p_ptr + row)
-        min_p = tl.load(min_p_ptr + row)
+    top_k = tl.load(top_k_ptr + row)
+    top_p = tl.load(top_p_ptr + row)
+    min_p = tl.load(min_p_ptr + row)
+    has_top_k = (top_k > 0) & (top_k < vocab_size)
+    if (temperature > 0.0) & (has_top_k | (top_p < 1.0) | (min_p > 0.0)):
         highs = tl.full([BLOCK], float("-inf"), dtype=tl.float32)
         for offset in range(0, vocab_size, BLOCK):
             ids = offset + tl.arange(0, BLOCK)
@@ -206,15 +256,41 @@ def _limit_of_row(
             )
         inverse = 1.0 / temperature
         high = tl.max(highs, axis=0) * inverse
-        if (top_k > 0) & (top_k < vocab_size):
-            key = _search(start, inverse, high, vocab_size, top_k.to(tl.float32), BLOCK, False)
+        count = tl.full([], 0, dtype=tl.int32)
+        mass = tl.full([], 0.0, dtype=tl.float32)
+        if has_top_k | (top_p < 1.0):
+            wide, mass = _candidate_range(start, inverse, high, vocab_size, BLOCK, CAPACITY)
+            if wide > 0.0:
+                count = _gather_candidates(
+                    start, candidates, inverse, high, wide, vocab_size, BLOCK
+                )
+        has_all = count > 0
+        if has_top_k:
+            if has_all & (count >= top_k):
+                key = _search(
+                    candidates, 1.0, high, count, top_k.to(tl.float32), SMALL_BLOCK, False
+                )
+            else:
+                key = _search(start, inverse, high, vocab_size, top_k.to(tl.float32), BLOCK, False)
             limit = _score_of(key)
         if top_p < 1.0:
             floor = _ordered(limit)
-            kept, _, _ = _reached(
-                start, inverse, high, vocab_size, floor, floor, floor, BLOCK, True
-            )
-            key = _search(start, inverse, high, vocab_size, top_p * kept, BLOCK, True)
+            near = tl.full([], 0.0, dtype=tl.float32)
+            if has_all:
+                near, _, _ = _reached(
+                    candidates, 1.0, high, count, floor, floor, floor, SMALL_BLOCK, True
+                )
+            kept = mass
+            if has_top_k:
+                kept = near
+                if (has_all == 0) | (count < top_k):
+                    kept, _, _ = _reached(
+                        start, inverse, high, vocab_size, floor, floor, floor, BLOCK, True
+                    )
+            if has_all & (near >= top_p * kept):
+                key = _search(candidates, 1.0, high, count, top_p * kept, SMALL_BLOCK, True)
+            else:
+                key = _search(start, inverse, high, vocab_size, top_p * kept, BLOCK, True)
             limit = tl.maximum(limit, _score_of(key))
         if min_p > 0.0:
             limit = tl.maximum(limit, high + tl.log(min_p))
@@ -225,9 +301,11 @@ def filter_limits(logits: torch.Tensor, params: SamplingTensors) -> torch.Tensor
     """[R] float32: the least logit / temperature that each row's filters leave in."""
     num_rows, vocab_size = logits.shape
     limits = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
+    candidates = torch.empty((num_rows, _MAX_CANDIDATES), dtype=torch.float32, device=logits.device)
     _limit_of_row[(num_rows,)](
-        logits, params.temperature, params.top_k, params.top_p, params.min_p, limits, vocab_size,
-        BLOCK=min(_SEARCH_BLOCK, triton.next_power_of_2(vocab_size)), num_warps=16,
+        logits, params.temperature, params.top_k, params.top_p, params.min_p, limits, candidates,
+        vocab_size, BLOCK=min(_SEARCH_BLOCK, triton.next_power_of_2(vocab_size)),
+        CAPACITY=_MAX_CANDIDATES, SMALL_BLOCK=_CANDIDATE_BLOCK, num_warps=16,
     )  # fmt: skip
     return limits
 

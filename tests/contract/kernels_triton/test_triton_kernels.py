@@ -99,6 +99,16 @@ def test_filters() -> None:
     check_sample_tokens(logits, params)
 
 
+@pytest.mark.parametrize("scale", [0.5, 12.0])
+def test_filters_with_many_candidates_and_with_few(scale: float) -> None:
+    logits = normal(6, 9000, scale=scale)
+    params = sampling(
+        6, top_k=[5000, 7, 0, 0, 50, 3], top_p=[1.0, 1.0, 0.5, 0.97, 0.8, 0.9999],
+        min_p=[0.0, 0.0, 0.0, 0.0, 0.01, 0.0], has_filters=True,
+    )  # fmt: skip
+    check_filter_limits(logits, params)
+
+
 def test_masks_and_penalties_come_before_the_choice() -> None:
     logits = normal(3, 1000)
     words = torch.zeros((3, 32), dtype=torch.int32, device=device())
