@@ -153,13 +153,18 @@ class Jobs:
                 job = self._jobs[name] = _Job()
                 self._start(name, job, epoch)
 
+    def _show_open(self) -> None:
+        self._metrics.gauge("finback.gateway.background_responses", len(self._jobs))
+
     def _start(self, response_id: str, job: _Job, epoch: int) -> None:
         job.task = asyncio.create_task(self._run(response_id, job, epoch))
+        self._show_open()
 
         def done(task: "asyncio.Task[None]") -> None:
             if self._jobs.get(response_id) is job:
                 del self._jobs[response_id]
             job.tell()
+            self._show_open()
 
         job.task.add_done_callback(done)
 

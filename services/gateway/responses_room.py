@@ -37,10 +37,10 @@ class ResponsesRoom:
         """For the table."""
         return responses_endpoints(self._api, ConversationsApi(self.store))
 
-    def run(self, spawn: Callable[..., None], log: Any) -> None:
+    def run(self, spawn: Callable[..., None], metrics: Metrics, log: Any) -> None:
         """Begin to adopt and to sweep."""
         spawn(self._jobs.adopt_forever, GRACE_LEASES * self._config.lease_ttl_s)
-        spawn(self.store.sweep_forever, log)
+        spawn(self.store.sweep_forever, metrics, log)
 
     async def close(self) -> None:
         """Give back unfinished work; close the file."""

@@ -117,7 +117,7 @@ class GatewayService(Service):
         self._note_limits()
         self.spawn(self._serve_http)
         self.spawn(self.desk.watch)
-        self.responses.run(self.spawn, self.log)
+        self.responses.run(self.spawn, self.metrics, self.log)
         # What was made at the start stays: the collector need not walk it while requests wait.
         gc.collect()
         gc.freeze()

@@ -10,9 +10,10 @@ from finback.services.gateway.store_events import EventLog
 from finback.services.gateway.store_leases import LeaseStore
 from finback.services.gateway.store_limits import StoreLimits
 from finback.services.gateway.store_responses import ResponseStore
-from finback.services.gateway.store_sweep import sweep
+from finback.services.gateway.store_sweep import size_bytes, sweep
 from finback.shared.config import StackConfig
 from finback.shared.errors import ServingError
+from finback.shared.telemetry.metrics import Metrics
 
 SWEEP_S: Final = 30.0
 
@@ -35,12 +36,13 @@ class Store:
         """Finish what waits."""
         await self.database.close()
 
-    async def sweep_forever(self, log: Any) -> None:
+    async def sweep_forever(self, metrics: Metrics, log: Any) -> None:
         """Run in the service's task group."""
         while True:
             await asyncio.sleep(SWEEP_S)
             try:
                 num_gone = await sweep(self.database)
+                metrics.gauge("finback.gateway.store_bytes", await self.database.run(size_bytes))
             except ServingError as error:
                 log.warning("cannot sweep the response store", error=error.public_message)
                 continue

@@ -26,6 +26,15 @@ async def sweep(database: Database) -> int:
     return total
 
 
+def size_bytes(connection: sqlite3.Connection) -> int:
+    """What is in use of the file."""
+    pages, free, size = (
+        connection.execute(f"PRAGMA {name}").fetchone()[0]
+        for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
 def _expire(connection: sqlite3.Connection) -> int:
     now_s, num_gone = unix_s(), 0
     for table in ("responses", "conversations"):

@@ -66,6 +66,7 @@ async def test_five_megabytes_come_back_as_they_were(tmp_path: Path) -> None:
     assert found is not None and found.items[0]["content"][0]["text"] == text
     await store.database.checkpoint()
     full_bytes = _file_bytes(tmp_path)
+    assert await store.database.run(store_sweep.size_bytes) <= full_bytes
     await store.responses.delete("a", "big")
     await store_sweep.sweep(store.database)
     assert _file_bytes(tmp_path) < full_bytes / 2  # the room is given back to the disk
