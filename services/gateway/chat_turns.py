@@ -112,6 +112,8 @@ def _text(message: ChatMessage, param: str) -> str:
     content = message.content
     if content is None or isinstance(content, str):
         return content or ""
+    if not content:
+        raise invalid_value(f"{param}.content", "a non-empty list of parts, or a string")
     is_assistant = message.role == "assistant"
     return PART_JOIN.join(
         _part_text(part, f"{param}.content.{at}", is_assistant=is_assistant)

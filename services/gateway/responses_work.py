@@ -5,6 +5,7 @@ from typing import Final
 from finback.services.gateway.responses_conversation import droppable, without_first_turns
 from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.responses_protocol import ResponsesProtocol
+from finback.services.gateway.sampling import top_p_of
 from finback.services.gateway.served_model import Params, Prompt, ServedModel
 from finback.services.gateway.work import Work
 from finback.shared.codec.dialogue import Conversation
@@ -95,7 +96,7 @@ def _sampling(plan: Plan, model: ServedModel, max_tokens: int) -> SamplingSpec:
     return SamplingSpec(
         temperature=1.0 if request.temperature is None else request.temperature,
         top_k=max(0, request.top_k or 0),
-        top_p=1.0 if request.top_p is None else request.top_p,
+        top_p=top_p_of(request.top_p),
         seed=plan.seed,
         num_logprobs=(request.top_logprobs or 0) if wants_logprobs(plan) else None,
         stop_token_ids=() if request.ignore_eos else tuple(model.tokenizer.eos_ids),

@@ -11,6 +11,8 @@ from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import ChoiceSpec, SamplingSpec
 
 _SEED_BITS: Final = 63
+# The likeliest token alone is always within it; 0 itself would leave none.
+_LEAST_TOP_P: Final = 1e-6
 # Longer ones are no token ids, and from some length on not even converted.
 MAX_ID_DIGITS: Final = 10
 
@@ -44,7 +46,7 @@ def sampling_of(
     return SamplingSpec(
         temperature=given(request.temperature, 1.0),
         top_k=max(0, given(request.top_k, 0)),
-        top_p=given(request.top_p, 1.0),
+        top_p=top_p_of(request.top_p),
         min_p=given(request.min_p, 0.0),
         repetition_penalty=given(request.repetition_penalty, 1.0),
         presence_penalty=given(request.presence_penalty, 0.0),
@@ -74,6 +76,11 @@ def _logit_bias(request: GenerationRequest, model: ServedModel) -> dict[int, flo
     return biases
 
 
+def top_p_of(asked: float | None) -> float:
+    """`top_p` for an engine: 0 means the likeliest token."""
+    return 1.0 if asked is None else max(asked, _LEAST_TOP_P)
+
+
 def new_seed() -> int:
     """A seed for a request that names none."""
     return secrets.randbits(_SEED_BITS)
@@ -81,7 +88,8 @@ def new_seed() -> int:
 
 def choices_of(request: GenerationRequest) -> tuple[ChoiceSpec, ...]:
     """The choices of each prompt, each with a seed of its own."""
-    seed = new_seed() if request.seed is None else request.seed
+    # Any 64 bits are a seed; the engines want it without a sign.
+    seed = new_seed() if request.seed is None else request.seed % 2**_SEED_BITS
     count = request.n or 1
     return tuple(ChoiceSpec(index=index, seed=choice_seed(seed, index)) for index in range(count))
 

@@ -133,6 +133,11 @@ def test_extensions(client: openai.OpenAI) -> None:
     assert answer.usage.completion_tokens == 5
 
 
+def test_edges_of_ranges(client: openai.OpenAI) -> None:
+    answer = chat(client, model=MODEL, messages=user("x"), top_p=0, seed=-(2**63), temperature=2)
+    assert answer.choices[0].message.content == "x"
+
+
 def test_long_answers_need_credit(client: openai.OpenAI) -> None:
     answer = chat(
         client,

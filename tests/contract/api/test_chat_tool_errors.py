@@ -78,6 +78,7 @@ def result(call_id: str | None = "c1", content: Any = "x") -> dict[str, Any]:
         ({"messages": [*user("x"), CALLED, *user("y")]}, "messages.2"),
         ({"messages": [*user("x"), CALLED]}, "messages.2"),
         ({"messages": [{"role": "user"}]}, "messages.0.content"),
+        ({"messages": [{"role": "user", "content": []}]}, "messages.0.content"),
         ({"messages": [{"role": "function", "name": "f", "content": "x"}]}, "messages.0.role"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url":
             {"url": "data:image/png;base64,AA=="}}]}]}, "messages.0.content.0.type"),
