@@ -7,6 +7,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models
 
 from finback.shared.codec.control_tokens import ControlToken
+from finback.shared.codec.fast_path import Vocabulary
 from finback.shared.codec.pre_tokenizers import PreTokenization, by_name
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import ConfigError
@@ -52,6 +53,11 @@ def build(
         every = _plain(read_tokens(), read_merges(), None, pre_tokenization)
         return _with_control(every, control)
 
+    def vocabulary() -> Vocabulary:
+        texts = _texts(read_tokens(), list(map(int, read_token_types())))
+        ignores = pre_tokenization.ignore_merges
+        return Vocabulary(texts, read_merges(), ignore_merges=ignores)
+
     ends = [token.token_id for token in control if token.spelling in END_SPELLINGS]
     return Tokenizer(
         plain=plain,
@@ -61,7 +67,7 @@ def build(
         bos_id=bos_id,
         eos_ids=tuple(dict.fromkeys([*eos_ids, *ends])),
         adds_bos=pre_tokenization.adds_bos if adds_bos is None else adds_bos,
-        is_cuttable=True,
+        read_vocabulary=vocabulary,
     )
 
 
@@ -72,11 +78,7 @@ def _plain(
     pre_tokenization: PreTokenization,
 ) -> tokenizers.Tokenizer:
     """Without control tokens where `token_types` is given, so that text can never become one."""
-    vocab = {
-        spelling: token_id
-        for token_id, spelling in enumerate(tokens)
-        if token_types is None or token_types[token_id] == NORMAL
-    }
+    vocab = _texts(tokens, token_types)
     num_expected = len(tokens) if token_types is None else token_types.count(NORMAL)
     if len(vocab) != num_expected:
         raise ConfigError("the model file's vocabulary holds one spelling twice")
@@ -91,6 +93,14 @@ def _plain(
         tokenizer.normalizer = pre_tokenization.normalizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer
+
+
+def _texts(tokens: Sequence[str], token_types: Sequence[int] | None) -> dict[str, int]:
+    return {
+        spelling: token_id
+        for token_id, spelling in enumerate(tokens)
+        if token_types is None or token_types[token_id] == NORMAL
+    }
 
 
 def _pair(merge: str) -> tuple[str, str]:

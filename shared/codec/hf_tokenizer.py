@@ -11,12 +11,18 @@ from typing import Any, Final
 import tokenizers
 
 from finback.shared.codec.control_tokens import ControlToken
+from finback.shared.codec.fast_path import Vocabulary
 from finback.shared.codec.gguf_tokenizer import END_SPELLINGS
-from finback.shared.codec.pre_tokenizers import SAFE_PATTERNS
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import ConfigError
 
 _ADDED_KEY: Final = '"added_tokens"'
+_BEYOND_MERGES: Final = (
+    "dropout",
+    "byte_fallback",
+    "continuing_subword_prefix",
+    "end_of_word_suffix",
+)
 
 
 def build(tokenizer_json: str, *, bos_id: int | None, eos_ids: Sequence[int]) -> Tokenizer:
@@ -44,7 +50,7 @@ def build(tokenizer_json: str, *, bos_id: int | None, eos_ids: Sequence[int]) ->
         bos_id=prefix[0] if prefix else bos_id,
         eos_ids=tuple(dict.fromkeys([*eos_ids, *ends])),
         adds_bos=bool(prefix),
-        is_cuttable=_is_cuttable(tokenizer_json),
+        read_vocabulary=lambda: _vocabulary(tokenizer_json),
     )
 
 
@@ -64,22 +70,13 @@ def _without_added(text: str) -> tuple[list[dict[str, Any]], str]:
     return added, f"{text[:start]}[]{text[end:]}"
 
 
-def _is_cuttable(text: str) -> bool:
-    """Is its pre-tokenizer one of those for which cutting long text was proved safe."""
-    position = text.find('"pre_tokenizer"')
-    try:
-        found, _ = json.JSONDecoder().raw_decode(text, text.index("{", position))
-    except ValueError:
-        return False
-    steps = found.get("pretokenizers", [found])
-    return all(_is_safe_step(step) for step in steps)
-
-
-def _is_safe_step(step: dict[str, Any]) -> bool:
-    kind = step.get("type")
-    if kind == "Split":
-        return step.get("pattern", {}).get("Regex") in SAFE_PATTERNS
-    return kind in ("ByteLevel", "Digits") and not step.get("add_prefix_space", False)
+def _vocabulary(text: str) -> Vocabulary | None:
+    """None for a model that merges alone do not describe."""
+    model = json.loads(text)["model"]
+    if model.get("type") != "BPE" or any(model.get(field) for field in _BEYOND_MERGES):
+        return None
+    ignores = bool(model.get("ignore_merges", False))
+    return Vocabulary(model["vocab"], model["merges"], ignore_merges=ignores)
 
 
 def _control_token(entry: dict[str, Any]) -> ControlToken:

@@ -12,11 +12,8 @@ from tokenizers import Regex, normalizers, pre_tokenizers
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
+from finback.shared.codec.fast_patterns import DIGIT_TRIPLES, SINGLE_DIGITS
 from finback.shared.errors import ConfigError
-
-_CONTRACTIONS: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,12 +35,6 @@ def _digits_then_byte_level() -> PreTokenizer:
     return pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), _byte_level()])
 
 
-_SINGLE_DIGITS: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}"
-_DIGIT_TRIPLES: Final = rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}"
-# Split patterns for which cutting before a single blank was proved and fuzzed to be safe.
-SAFE_PATTERNS: Final = frozenset({_SINGLE_DIGITS, _DIGIT_TRIPLES})
-
-
 def _pattern(pattern: str) -> Callable[[], PreTokenizer]:
     def build() -> PreTokenizer:
         return pre_tokenizers.Sequence(
@@ -56,11 +47,11 @@ def _pattern(pattern: str) -> Callable[[], PreTokenizer]:
     return build
 
 
-_LLAMA3: Final = PreTokenization(_pattern(_DIGIT_TRIPLES), ignore_merges=True, adds_bos=True)
+_LLAMA3: Final = PreTokenization(_pattern(DIGIT_TRIPLES), ignore_merges=True, adds_bos=True)
 BY_NAME: Final[dict[str, PreTokenization]] = {
     "gpt-2": PreTokenization(_byte_level),
     "smollm": PreTokenization(_digits_then_byte_level),
-    "qwen2": PreTokenization(_pattern(_SINGLE_DIGITS), normalizer=normalizers.NFC),
+    "qwen2": PreTokenization(_pattern(SINGLE_DIGITS), normalizer=normalizers.NFC),
     "llama-bpe": _LLAMA3,
     "llama3": _LLAMA3,
     "llama-v3": _LLAMA3,

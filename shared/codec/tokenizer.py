@@ -4,21 +4,19 @@
 pieces that the conversation renderer hands over.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+import numpy as np
 import tokenizers
 
 from finback.shared.codec.byte_alphabet import to_bytes
+from finback.shared.codec.byte_ranks import IdArray
 from finback.shared.codec.control_tokens import ControlToken, ControlTokens
-
-# Text above this is encoded in pieces: faster even on one core, since the working set stays in
-# cache, and parallel on several.
-PIECE_CHARS: Final = 4_000
-# Between a non-space and one ASCII space every pre-tokenizer in `pre_tokenizers.py` has a border,
-# and no look-ahead crosses it: cutting there gives the ids of the whole text.
-_SAFE_CUT: Final = re.compile(r"\S(?= )")
+from finback.shared.codec.fast_encoder import joined
+from finback.shared.codec.fast_path import FastPath, Vocabulary, build_encoder
+from finback.shared.codec.fast_patterns import normal_form, pattern_of
+from finback.shared.codec.safe_cuts import safe_pieces
 
 
 class Tokenizer:
@@ -37,8 +35,9 @@ class Tokenizer:
         bos_id: int | None,
         eos_ids: Sequence[int],
         adds_bos: bool,
-        is_cuttable: bool,
+        read_vocabulary: Callable[[], Vocabulary | None],
     ) -> None:
+        """`read_vocabulary`: for the fast encoder; see `fast_path.build_encoder`."""
         tokens = list(control)
         self.control = ControlTokens(tokens)
         self.vocab_size = vocab_size
@@ -47,7 +46,9 @@ class Tokenizer:
         self.adds_bos = adds_bos
         self._plain = plain
         self._full = full
-        self._is_cuttable = is_cuttable
+        # In these, text can be cut; in others it goes to the library as one piece.
+        self._is_cuttable = pattern_of(plain) is not None and normal_form(plain) is not None
+        self._fast = FastPath(lambda: build_encoder(plain, read_vocabulary, self._encode_whole))
         self._by_id = {token.token_id: token for token in tokens}
         self._bytes: dict[int, bytes] = {
             token.token_id: b"" if token.is_special else token.spelling.encode() for token in tokens
@@ -55,30 +56,48 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """The ids of plain text; control spellings in it are ordinary characters."""
-        if len(text) <= PIECE_CHARS or not self._is_cuttable:
-            return self._encode_batch([text])
-        return self._encode_batch(safe_pieces(text))
+        found: list[int] = self.encode_many([text])[0].tolist()
+        return found
+
+    def encode_many(self, texts: Sequence[str]) -> list[IdArray]:
+        """The ids of each text, int32. Long and many texts are spread over the cores."""
+        encoder = self._fast.encoder(sum(map(len, texts)))
+        if encoder is not None:
+            return encoder.encode_many(texts)
+        if not self._is_cuttable:
+            return self._encode_batch(texts)
+        pieces = [safe_pieces(text) or [""] for text in texts]
+        done = iter(self._encode_batch([piece for cut in pieces for piece in cut]))
+        return [joined([next(done) for _ in cut]) for cut in pieces]
 
     def encode_pieces(self, pieces: Iterable[str | ControlToken]) -> list[int]:
         """The ids of a rendered prompt: stretches of text and control tokens in order."""
-        ids: list[int] = []
-        for piece in pieces:
-            if isinstance(piece, str):
-                ids.extend(self.encode(piece))
-            else:
-                ids.append(piece.token_id)
-        return ids
+        found: list[int] = joined(self.encode_parts(list(pieces))).tolist()
+        return found
+
+    def encode_parts(self, parts: Sequence[str | ControlToken]) -> list[IdArray]:
+        """The ids of each part of a prompt, int32."""
+        texts = iter(self.encode_many([part for part in parts if isinstance(part, str)]))
+        return [
+            next(texts) if isinstance(part, str) else np.array([part.token_id], dtype=np.int32)
+            for part in parts
+        ]
+
+    def prepare(self) -> bool:
+        """Build what encodes fast, and wait for it. Has this vocabulary such an encoder."""
+        return self._fast.prepare()
 
     def encode_prompt(self, text: str) -> list[int]:
         """The ids of a bare prompt, with the beginning-of-text token where the model wants one."""
         ids = self.encode(text)
         return [self.bos_id, *ids] if self.adds_bos and self.bos_id is not None else ids
 
-    def _encode_batch(self, texts: list[str]) -> list[int]:
-        ids: list[int] = []
-        for encoding in self._plain.encode_batch_fast(texts, add_special_tokens=False):
-            ids.extend(encoding.ids)
-        return ids
+    def _encode_whole(self, text: str) -> IdArray:
+        return self._encode_batch([text])[0]
+
+    def _encode_batch(self, texts: Sequence[str]) -> list[IdArray]:
+        found = self._plain.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(encoding.ids, dtype=np.int32) for encoding in found]
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes a token adds to the text: none for special tokens and unknown ids."""
@@ -122,20 +141,3 @@ class Tokenizer:
 
 # No vocabulary in use has a longer entry (runs of 128 blanks and the like are the longest).
 _LONGEST_TOKEN_BYTES: Final = 256
-
-
-def safe_pieces(text: str, size: int = PIECE_CHARS) -> list[str]:
-    """Cut text where cutting cannot change its tokens, into pieces of about `size` characters.
-
-    A stretch without such a place stays whole.
-    """
-    pieces, start = [], 0
-    while len(text) - start > size:
-        found = _SAFE_CUT.search(text, start + size - 1)
-        if found is None:
-            break
-        pieces.append(text[start : found.end()])
-        start = found.end()
-    if start < len(text):
-        pieces.append(text[start:])
-    return pieces

@@ -9,7 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from finback.shared.codec.load import load_tokenizer
-from finback.shared.codec.tokenizer import Tokenizer, safe_pieces
+from finback.shared.codec.safe_cuts import safe_pieces
+from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import ConfigError
 from finback.shared.models.source import ModelSource
 
@@ -57,7 +58,7 @@ def test_safe_pieces_keep_the_tokens(smollm: Tokenizer, text: str, size: int) ->
 def test_long_text_is_cut_without_a_trace(smollm: Tokenizer) -> None:
     text = " ".join(adversarial(1500, seed=2))
     assert len(text) > 10_000
-    uncut = [token for line in [text] for token in smollm._encode_batch([line])]
+    uncut = smollm._encode_whole(text).tolist()
     assert smollm.encode(text) == uncut
 
 
