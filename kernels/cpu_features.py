@@ -22,18 +22,22 @@ Wide = Literal["none", "amx"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuKernels:
-    """A set of kernels. `lanes`: float32 values in a vector; `wide`: products of prompt chunks."""
+    """A set of kernels. `lanes`: float32 values in a vector; `wide`: products of prompt chunks.
+
+    `has_permute`: a register of 16 float32 can be a look-up table.
+    """
 
     name: str
     lanes: int
     wide: Wide
+    has_permute: bool = False
 
 
 SETS: Final = (
     CpuKernels(name="portable", lanes=8, wide="none"),
     CpuKernels(name="avx2", lanes=8, wide="none"),
-    CpuKernels(name="avx512", lanes=16, wide="none"),
-    CpuKernels(name="amx", lanes=16, wide="amx"),
+    CpuKernels(name="avx512", lanes=16, wide="none", has_permute=True),
+    CpuKernels(name="amx", lanes=16, wide="amx", has_permute=True),
 )
 """From the lowest to the best."""
 
@@ -102,5 +106,10 @@ def chosen() -> CpuKernels:
     if lanes:
         # For tests: the shapes of wide vectors compile for narrow processors too.
         wide: Wide = kernels.wide if lanes == "16" else "none"
-        return CpuKernels(name=f"{kernels.name}-{lanes}", lanes=int(lanes), wide=wide)
+        return CpuKernels(
+            name=f"{kernels.name}-{lanes}",
+            lanes=int(lanes),
+            wide=wide,
+            has_permute=kernels.has_permute and lanes == "16",
+        )
     return kernels

@@ -243,6 +243,14 @@ class Emitter:
         kept = self.b.select(self.b.fcmp_unordered("uno", value, value), quiet, rounded)
         return self.b.trunc(kept, self.vector_of(I16))
 
+    def small_number(self, bits: Value) -> Value:
+        """The low four bits of each int32 as float32."""
+        if self.lanes == 16 and cpu_features.chosen().has_permute:
+            # One look-up in a register instead of a mask and a conversion.
+            table = ir.Constant(self.f32, [float(i) for i in range(16)])
+            return self.call("llvm.x86.avx512.permvar.sf.512", self.f32, table, bits)
+        return self.b.uitofp(self.b.and_(bits, self.iconst(15)), self.f32)
+
     def lane_numbers(self) -> Value:
         """0, 1, ... as int32."""
         return ir.Constant(self.i32, list(range(self.lanes)))

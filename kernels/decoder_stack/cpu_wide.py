@@ -90,22 +90,34 @@ def _weight_panel(tiles, tile, start, steps, panel):
 
 
 @inlined
+def _first_needed(job, layer):
+    """The first row block of a layer whose result is read: in the last layer only rows that leave are."""
+    if layer + 1 < job[Job.NUM_LAYERS]:
+        return 0
+    first = job[Job.NUM_ROWS]
+    for index in range(job[Job.NUM_OUT]):
+        first = min(first, peek_i64(job[Job.OUT_ROWS] + index * 8))
+    return (first + BLOCK_ROWS - 1) // BLOCK_ROWS if job[Job.NUM_OUT] == 0 else first // BLOCK_ROWS
+
+
+@inlined
 def _blocks_at_once(blocks, num_tiles, num_threads):
     """Row blocks of a unit: all, unless there are too few tiles to keep the threads busy."""
-    parts = min(blocks, (num_threads * 4 + num_tiles - 1) // num_tiles)
+    parts = max(1, min(blocks, (num_threads * 4 + num_tiles - 1) // num_tiles))
     return (blocks + parts - 1) // parts
 
 
 @device_function
-def _multiply_wide(job, phase, num_threads, tiles, num_tiles, x, num_k, out, out_step, adds, panel):
-    """out (+)= x @ tiles; a unit is one tile, unpacked once for its row blocks."""
+def _multiply_wide(job, phase, num_threads, tiles, num_tiles, x, num_k, out, out_step, adds, begin,
+                   panel):  # fmt: skip
+    """out (+)= x @ tiles from row block `begin` on; a unit is one tile, unpacked once for its blocks."""
     blocks = (job[Job.NUM_ROWS] + BLOCK_ROWS - 1) // BLOCK_ROWS
     steps = num_k // STEP_K
-    at_once = _blocks_at_once(blocks, num_tiles, num_threads)
-    total = num_tiles * ((blocks + at_once - 1) // at_once)
+    at_once = max(1, _blocks_at_once(blocks - begin, num_tiles, num_threads))
+    total = num_tiles * ((blocks - begin + at_once - 1) // at_once)
     unit = claim(job, phase, 1)
     while unit < total:
-        tile, first = unit % num_tiles, unit // num_tiles * at_once
+        tile, first = unit % num_tiles, begin + unit // num_tiles * at_once
         for start in range(0, steps, PANEL_STEPS):
             count = min(PANEL_STEPS, steps - start)
             _weight_panel(tiles, tile, start, count, panel)
@@ -120,16 +132,16 @@ def _multiply_wide(job, phase, num_threads, tiles, num_tiles, x, num_k, out, out
 
 
 @device_function
-def _gate_up_wide(job, phase, num_threads, tiles, buffer, panel):
+def _gate_up_wide(job, phase, num_threads, tiles, begin, buffer, panel):
     """ACTIVATED = silu(gate) * up; a tile holds LANES gates and their ups."""
     rows, inner, steps = job[Job.NUM_ROWS], job[Job.INNER], job[Job.HIDDEN] // STEP_K
     num_tiles, out_steps = inner // LANES, inner // STEP_K
     blocks = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    at_once = _blocks_at_once(blocks, num_tiles, num_threads)
-    total = num_tiles * ((blocks + at_once - 1) // at_once)
+    at_once = max(1, _blocks_at_once(blocks - begin, num_tiles, num_threads))
+    total = num_tiles * ((blocks - begin + at_once - 1) // at_once)
     unit = claim(job, phase, 1)
     while unit < total:
-        tile, first = unit % num_tiles, unit // num_tiles * at_once
+        tile, first = unit % num_tiles, begin + unit // num_tiles * at_once
         _weight_panel(tiles, tile, 0, steps, panel)
         for block in range(first, min(first + at_once, blocks)):
             x = job[Job.NORMED] + block * steps * STEP_BYTES
@@ -142,19 +154,20 @@ def _gate_up_wide(job, phase, num_threads, tiles, buffer, panel):
 
 
 @device_function
-def _norm_wide(job, phase, weight):
-    """NORMED = norm(X), a block of rows at once."""
+def _norm_wide(job, phase, begin, weight):
+    """NORMED = norm(X) from row block `begin` on, a block at once."""
     rows, hidden = job[Job.NUM_ROWS], job[Job.HIDDEN]
-    total = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS
-    block = claim(job, phase, 1)
-    while block < total:
+    total = (rows + BLOCK_ROWS - 1) // BLOCK_ROWS - begin
+    unit = claim(job, phase, 1)
+    while unit < total:
+        block = begin + unit
         first = block * BLOCK_ROWS
         target = job[Job.NORMED] + block * (hidden // STEP_K) * STEP_BYTES
         for row in range(min(BLOCK_ROWS, rows - first)):
             x = job[Job.X] + (first + row) * hidden * 4
             norm_bf16((x, weight, target + row * 64, hidden, job[Job.EPS]))
         complete(job, phase, 1)
-        block = claim(job, phase, 1)
+        unit = claim(job, phase, 1)
     wait_until_complete(job, phase, total)
 
 
@@ -245,22 +258,17 @@ def _unpack_kv(job, phase, layer, num_units):
 
 
 @device_function
-def _attend_wide(job, phase, num_units, scratch):
-    """MIXED = attention of all rows; a unit is up to 32 rows of a sequence and one head."""
+def _attend_wide(job, phase, num_units, begin, scratch):
+    """MIXED = attention of rows from block `begin` on; a unit is up to 32 of a sequence and one head."""
     heads = job[Job.NUM_HEADS]
     total = num_units * heads
     index = claim(job, phase, 1)
     while index < total:
         unit = job[Job.UNITS] + index // heads * 32
-        _attend_tile(
-            job,
-            peek_i64(unit),
-            peek_i64(unit + 8),
-            peek_i64(unit + 16),
-            peek_i64(unit + 24),
-            index % heads,
-            scratch,
-        )
+        row, count = peek_i64(unit + 8), peek_i64(unit + 16)
+        if row + count > begin * BLOCK_ROWS:
+            panels = peek_i64(unit + 24)
+            _attend_tile(job, peek_i64(unit), row, count, panels, index % heads, scratch)
         complete(job, phase, 1)
         index = claim(job, phase, 1)
     wait_until_complete(job, phase, total)
@@ -337,11 +345,12 @@ def run_wide(thread, num_threads, job):
     phase += 1
     for index in range(job[Job.NUM_LAYERS]):
         layer = job[Job.LAYERS] + index * Layer.SIZE * 8
-        _norm_wide(job, phase, peek_i64(layer + Layer.ATTN_NORM * 8))
+        begin = _first_needed(job, index)
+        _norm_wide(job, phase, 0, peek_i64(layer + Layer.ATTN_NORM * 8))
         mark(thread, job, phase)
         phase += 1
         _multiply_wide(job, phase, num_threads, peek_i64(layer + Layer.QKV * 8), qkv_tiles,
-                       job[Job.NORMED], hidden, job[Job.QKV], qkv_size * 4, 0, panel)  # fmt: skip
+                       job[Job.NORMED], hidden, job[Job.QKV], qkv_size * 4, 0, 0, panel)  # fmt: skip
         mark(thread, job, phase)
         phase += 1
         rotate_and_store(job, phase, num_threads, index, peek_i64(layer + Layer.Q_NORM * 8),
@@ -351,21 +360,22 @@ def run_wide(thread, num_threads, job):
         _unpack_kv(job, phase, index, num_kv_units)
         mark(thread, job, phase)
         phase += 1
-        _attend_wide(job, phase, num_units, scratch)
+        _attend_wide(job, phase, num_units, begin, scratch)
         mark(thread, job, phase)
         phase += 1
         _multiply_wide(job, phase, num_threads, peek_i64(layer + Layer.O * 8), hidden_tiles,
-                       job[Job.MIXED], q_size, job[Job.X], hidden * 4, 1, panel)  # fmt: skip
+                       job[Job.MIXED], q_size, job[Job.X], hidden * 4, 1, begin, panel)  # fmt: skip
         mark(thread, job, phase)
         phase += 1
-        _norm_wide(job, phase, peek_i64(layer + Layer.MLP_NORM * 8))
+        _norm_wide(job, phase, begin, peek_i64(layer + Layer.MLP_NORM * 8))
         mark(thread, job, phase)
         phase += 1
-        _gate_up_wide(job, phase, num_threads, peek_i64(layer + Layer.GATE_UP * 8), buffer, panel)
+        _gate_up_wide(job, phase, num_threads, peek_i64(layer + Layer.GATE_UP * 8), begin, buffer,
+                      panel)  # fmt: skip
         mark(thread, job, phase)
         phase += 1
         _multiply_wide(job, phase, num_threads, peek_i64(layer + Layer.DOWN * 8), hidden_tiles,
-                       job[Job.ACTIVATED], inner, job[Job.X], hidden * 4, 1, panel)  # fmt: skip
+                       job[Job.ACTIVATED], inner, job[Job.X], hidden * 4, 1, begin, panel)  # fmt: skip
         mark(thread, job, phase)
         phase += 1
     norm_out_rows(job, phase, num_threads, False)

@@ -48,19 +48,24 @@ def _emit_start(e: Emitter, scratch: Value) -> None:
     # Palette 1; all eight tiles have 16 rows of 64 bytes.
     words = [1, 0, 0, 0, *[0x00400040] * 4, *[0] * 4, *[0x10101010] * 2, 0, 0]
     config = ir.Constant(ir.VectorType(I32, 16), words)
+    _amx(e, "sttilecfg", _pointer(e, scratch, _LINE))
     e.store(config, scratch)
     _amx(e, "ldtilecfg", _pointer(e, scratch))
 
 
 def _emit_stop(e: Emitter, scratch: Value) -> None:
-    _amx(e, "tilerelease")
+    _amx(e, "ldtilecfg", _pointer(e, scratch, _LINE))
 
 
 amx_start: Final = kernel(_emit_start)
-"""Set this thread's tile registers up. Argument: 64 bytes to write to."""
+"""Set this thread's tile registers up. Argument: 128 bytes to write to."""
 
 amx_stop: Final = kernel(_emit_stop)
-"""Give tile registers back: the system need not keep them. Argument: not used."""
+"""Set them up as they were before. Argument: as of `amx_start`.
+
+Other libraries configure a thread once and rely on it (llama.cpp, oneDNN); where nothing was, nothing
+is again, so that the system need not keep the registers.
+"""
 
 
 def _emit_product(e: Emitter, x: Value, panel: Value, steps: Value, out: Value, out_step: Value,
@@ -78,12 +83,23 @@ def _emit_product(e: Emitter, x: Value, panel: Value, steps: Value, out: Value, 
     with e.loop(steps) as step:
         at = b.mul(step, I64(STEP_BYTES))
         rows, columns = b.add(x, at), b.add(panel, at)
-        for half in range(2):
-            offset = half * _HALF_BYTES
-            _amx(e, "tileloadd64", I8(4 + half), _pointer(e, rows, offset), I64(_LINE))
-            _amx(e, "tileloadd64", I8(6 + half), _pointer(e, columns, offset), I64(_LINE))
-        for tile in range(4):
-            _amx(e, "tdpbf16ps", I8(tile), I8(4 + tile // 2), I8(6 + tile % 2))
+
+        def load(tile: int, address: Value, half: int) -> None:
+            where = _pointer(e, address, half * _HALF_BYTES)
+            _amx(e, "tileloadd64", I8(tile), where, I64(_LINE))
+
+        def multiply(tile: int, row: int, column: int) -> None:
+            _amx(e, "tdpbf16ps", I8(tile), I8(row), I8(column))
+
+        # Products begin as soon as their operands are there.
+        load(6, columns, 0)
+        load(4, rows, 0)
+        multiply(0, 4, 6)
+        load(7, columns, 1)
+        multiply(1, 4, 7)
+        load(5, rows, 1)
+        multiply(2, 5, 6)
+        multiply(3, 5, 7)
     for tile, (at, offset) in enumerate(outs):
         _amx(e, "tilestored64", I8(tile), _pointer(e, at, offset), out_step)
 

@@ -121,8 +121,8 @@ def q4_pair(e: Emitter, pair: Value, vector: int, scales: tuple[Value, Value]) -
     """Weights of two neighbouring k: the low and the high halves of bytes."""
     b = e.b
     raw = b.zext(e.load(pair, e.vector_of(I8), vector * LANES), e.i32)
-    halves = (b.and_(raw, e.iconst(15)), b.lshr(raw, e.iconst(4)))
-    return [e.fma(b.uitofp(half, e.f32), scales[0], scales[1]) for half in halves]
+    numbers = [e.small_number(raw), e.small_number(b.lshr(raw, e.iconst(4)))]
+    return [e.fma(number, scales[0], scales[1]) for number in numbers]
 
 
 def q8_row(e: Emitter, row: Value, vector: int, scale: Value) -> Value:

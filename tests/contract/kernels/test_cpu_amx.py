@@ -45,11 +45,11 @@ def _panel(tiles, tile, start, steps, panel, _):  # type: ignore[no-untyped-def]
     _weight_panel(tiles, tile, start, steps, panel)
 
 
-@compiled("void(int64, int64, int64, int64, int64, int64)")
-def _product(x, panel, steps, out, out_step, adds):  # type: ignore[no-untyped-def]  # compiled by numba
-    amx_start((out,))
+@compiled("void(int64, int64, int64, int64, int64, int64, int64)")
+def _product(x, panel, steps, out, out_step, adds, scratch):  # type: ignore[no-untyped-def]  # compiled by numba
+    amx_start((scratch,))
     amx_product((x, panel, steps, out, out_step, adds))
-    amx_stop((out,))
+    amx_stop((scratch,))
 
 
 @compiled("void(int64, int64, int64, int64, int64)")
@@ -110,17 +110,12 @@ def test_product(name: str, adds: bool) -> None:
     _panel(case.matrix.tiles.ctypes.data, 1, start // STEP_K, steps, panel.ctypes.data, 0)
     out = np.full((BLOCK_ROWS, 40), 2.0, np.float32)
     block = block_of(x)
-    _product(
-        block.ctypes.data, panel.ctypes.data, steps, out.ctypes.data, out.strides[0], int(adds)
-    )
-    # amx_start writes its configuration where the product is stored afterwards.
-    weights = case.weights[32:64, start:]
-    wanted = rounded(x) @ rounded(np.ascontiguousarray(weights)).T
-    if adds:
-        wanted[1:] += 2.0
-        wanted, found = wanted[1:], out[1:, :32]
-    else:
-        found = out[:, :32]
+    scratch = allocate(128)
+    _product(block.ctypes.data, panel.ctypes.data, steps, out.ctypes.data, out.strides[0],
+             int(adds), scratch.ctypes.data)  # fmt: skip
+    weights = np.ascontiguousarray(case.weights[32:64, start:])
+    wanted = rounded(x) @ rounded(weights).T + (2.0 if adds else 0.0)
+    found = out[:, :32]
     limit = 1e-3 if name == "Q4_K" else 1e-5
     # Q4_K's scales are rounded once more when packed; what is left is the order of sums.
     assert np.abs(found - wanted).max() / np.abs(wanted).max() < limit + (name == "Q4_K") * BF16_EPS

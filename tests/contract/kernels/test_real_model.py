@@ -5,6 +5,7 @@ default float16 KV differs from the reference by at most 0.05 in a logit; 0.1 is
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,7 +19,7 @@ from finback.shared.models.gguf_weights import GgufWeights
 from finback.shared.models.loader import load_model, open_weights
 from finback.shared.models.source import open_source
 from finback.shared.models.weight_names import hf_name, shapes
-from support.forward_batches import Chunk, logits_of
+from support.forward_batches import Chunk, flat_batch, logits_of
 
 pytestmark = pytest.mark.slow
 
@@ -277,3 +278,24 @@ def test_fast_rows_depend_on_their_own_chunk_only(
         for start, end in ((0, 37), (37, 64), (64, 90))
     ]
     assert torch.equal(torch.cat(parts), alone)
+
+
+def test_fast_rows_that_leave_have_the_bits_of_all(
+    fast: CausalLM, prompts: list[list[int]]
+) -> None:
+    """The last layer computes only the row blocks that are asked for."""
+    text = [token for prompt in prompts for token in prompt][:90]
+    whole = logits_of(fast, fast.new_pool(8, BLOCK), [Chunk(token_ids=text)])
+    batch = flat_batch([Chunk(token_ids=text)], BLOCK)
+    for rows in ([89], [40, 89], [31, 32], []):
+        pool = fast.new_pool(8, BLOCK)
+        part = replace(batch, logit_rows=torch.tensor(rows, dtype=torch.int64))
+        hidden = fast.forward(part, pool)
+        if rows:
+            assert torch.equal(fast.logits(hidden), whole[rows])
+        # What later chunks read is complete.
+        more = Chunk(token_ids=text[:20], first=90)
+        wanted_pool = fast.new_pool(8, BLOCK)
+        fast.forward(batch, wanted_pool)
+        found = logits_of(fast, pool, [more])
+        assert torch.equal(found, logits_of(fast, wanted_pool, [more]))
