@@ -123,6 +123,13 @@ class StackConfig:
     max_num_batched_tokens: int = setting(
         512, "rows in a step, and the longest prefill chunk", unit="tokens", low=16, high=2**20
     )
+    max_stall_ms: float = setting(
+        50.0,
+        "for which a prompt may hold up answers that run, at a step; CPU engines; 0: any time",
+        unit="ms",
+        low=0,
+        high=60000,
+    )
     max_queue: int = setting(256, "requests waiting for an engine", low=1, high=2**20)
     max_tenant_requests: int = setting(
         0, "open requests of one tenant, if its keys say nothing; 0: no limit", low=0, high=2**20

@@ -20,6 +20,7 @@ _LOGGER = logging.getLogger(__name__)
 
 def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
     """The engine's share of the settings, and what it must know of the model's text."""
+    device = choose_device(config.device)
     return EngineConfig(
         kv_pool_bytes=config.kv_pool_bytes,
         block_size=config.block_size,
@@ -31,7 +32,9 @@ def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
         max_draft_tokens=config.draft_tokens if config.drafting else 0,
         eos_token_ids=source.text.eos_ids,
         mode=numerics_mode(config),
-        device=choose_device(config.device),
+        device=device,
+        # A device of its own computes a whole chunk in a few milliseconds.
+        max_stall_ms=config.max_stall_ms if device == "cpu" else 0.0,
         num_threads=config.num_threads or num_cores(),
         cache_key=cluster_key(config),
         weights_digest=source.digest,

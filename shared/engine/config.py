@@ -16,6 +16,8 @@ class EngineConfig:
     verified at once. `num_threads`: 0 = the cores of this control group. `overlap_below_ms`: plan
     the next step while one runs only if that one is expected to be shorter than this (a long step
     hides nothing, and a request that arrives meanwhile would wait for two); 0 = never.
+    `max_stall_ms`: beside sequences that decode, a step takes no more rows of prompts than are expected
+    to be computed in so long; 0 = as many as fit.
     """
 
     num_blocks: int = 0
@@ -32,6 +34,7 @@ class EngineConfig:
     device: str = "cpu"
     num_threads: int = 0
     overlap_below_ms: float = 50.0
+    max_stall_ms: float = 0.0
     prefix_caching: bool = True
     cache_key: bytes = b""
     weights_digest: str = ""

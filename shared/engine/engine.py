@@ -73,6 +73,7 @@ class Engine:
             self._times,
             depth=self._runner.depth,
             overlap_below_ms=config.overlap_below_ms,
+            max_stall_ms=config.max_stall_ms,
             on_step=on_step,
             on_error=self._fail,
         )

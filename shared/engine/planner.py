@@ -95,16 +95,24 @@ class StepPlanner:
         self._next_step = 1
         self.held: list[Sequence] = []
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can run. Everything planned counts as in flight."""
+    def plan(self, max_chunk_rows: int | None = None) -> StepPlan | None:
+        """The next step, or None when nothing can run. Everything planned counts as in flight.
+
+        `max_chunk_rows` (positive): most rows of prompts in a step in which sequences decode, lest they wait long
+        for their next token.
+        """
         draft = _Draft(self._config.max_num_batched_tokens)
         self._plan_decoding(draft)
+        kept_free = 0
+        if draft.items and max_chunk_rows is not None:
+            kept_free = max(0, draft.budget - max_chunk_rows)
+            draft.budget -= kept_free
         self._plan_chunks(draft)
         self._admit(draft)
         if not draft.items:
             return None
         step, self._next_step = self._next_step, self._next_step + 1
-        num_rows = self._config.max_num_batched_tokens - draft.budget
+        num_rows = self._config.max_num_batched_tokens - draft.budget - kept_free
         return StepPlan(step=step, items=tuple(draft.items), num_rows=num_rows)
 
     # -- sequences that decode

@@ -139,9 +139,9 @@ class Scheduler:
 
     # -- steps
 
-    def plan(self) -> StepPlan | None:
-        """The next step, or None when nothing can run now."""
-        plan = self._planner.plan()
+    def plan(self, max_chunk_rows: int | None = None) -> StepPlan | None:
+        """The next step, or None when nothing can run now; see `StepPlanner.plan`."""
+        plan = self._planner.plan(max_chunk_rows)
         for sequence in self._planner.held:
             self._report_progress(self._news, sequence)
         self._planner.held.clear()

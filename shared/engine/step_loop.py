@@ -22,7 +22,8 @@ from finback.shared.errors import InvariantViolated
 class StepLoop:
     """Keeps the device busy; all methods run on the event loop.
 
-    `depth`: most plans on their way. `overlap_below_ms`: plan ahead only behind a step that is expected to be shorter. `on_error`
+    `depth`: most plans on their way. `overlap_below_ms`: plan ahead only behind a step that is expected to be shorter.
+    `max_stall_ms`: for about how long prompts may keep sequences that decode waiting; 0: any time. `on_error`
     hears of an exception here (it is raised as well): the books can no longer be trusted.
     """
 
@@ -34,6 +35,7 @@ class StepLoop:
         *,
         depth: int = 2,
         overlap_below_ms: float,
+        max_stall_ms: float = 0.0,
         on_step: Callable[[StepOutput], None],
         on_error: Callable[[BaseException], None],
     ) -> None:
@@ -42,6 +44,7 @@ class StepLoop:
         self._times = times
         self._depth = depth
         self._overlap_below_ms = overlap_below_ms
+        self._max_stall_ms = max_stall_ms
         self._on_step = on_step
         self._on_error = on_error
         self._in_flight: deque[StepPlan] = deque()
@@ -83,7 +86,8 @@ class StepLoop:
 
     def _submit_plans(self) -> None:
         while self.is_running and self._may_plan():
-            plan = self._scheduler.plan()
+            most = self._times.rows_within(self._max_stall_ms) if self._max_stall_ms else None
+            plan = self._scheduler.plan(most)
             if plan is None:
                 return
             self._in_flight.append(plan)

@@ -6,6 +6,8 @@ from typing import Final
 
 _SMOOTHING: Final = 0.2
 _WINDOW_S: Final = 3.0
+_CHUNK_ROWS: Final = 32
+"""From so many rows on a step takes time by the row, and what one row takes is learnt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class StepTimes:
         self._count: dict[int, int] = {}
         self._recent_ms: dict[int, float] = {}
         self._last_ms = 0.0
+        self._row_ms = 0.0
         self._tokens: deque[tuple[float, int]] = deque()
 
     def record(self, num_rows: int, duration_ms: float) -> None:
@@ -55,6 +58,9 @@ class StepTimes:
         self._count[bucket] = self._count.get(bucket, 0) + 1
         smooth = _SMOOTHING if self._last_ms else 1.0
         self._last_ms += smooth * (duration_ms - self._last_ms)
+        if num_rows >= _CHUNK_ROWS:
+            smooth = _SMOOTHING if self._row_ms else 1.0
+            self._row_ms += smooth * (duration_ms / num_rows - self._row_ms)
 
     def record_tokens(self, now_s: float, num_tokens: int) -> None:
         """Count tokens that went out."""
@@ -74,6 +80,14 @@ class StepTimes:
         wanted = bucket_of(num_rows)
         known = [bucket for bucket in self._recent_ms if bucket >= wanted]
         return self._recent_ms[min(known)] if known else None
+
+    def rows_within(self, limit_ms: float) -> int | None:
+        """Rows that a step of many can take in so many milliseconds, a whole number of 32 and at least
+        64; None while no such step was seen.
+        """
+        if not self._row_ms:
+            return None
+        return max(2, int(limit_ms / self._row_ms) // _CHUNK_ROWS) * _CHUNK_ROWS
 
     @property
     def step_time_ms(self) -> float:

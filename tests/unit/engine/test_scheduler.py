@@ -52,9 +52,9 @@ class Bench:
     def add(self, name: str, num_prompt: int, **fields: Any) -> None:
         assert self.scheduler.add(self.spec(name, num_prompt, **fields)).accepted
 
-    def step(self) -> tuple[dict[str, int], Committed]:
+    def step(self, max_chunk_rows: int | None = None) -> tuple[dict[str, int], Committed]:
         """(rows by sequence, what it brought) of one step."""
-        plan = self.scheduler.plan()
+        plan = self.scheduler.plan(max_chunk_rows)
         if plan is None:
             return {}, self.scheduler.take_news()
         rows = {item.sequence.spec.key[0]: item.num_rows for item in plan.items}
@@ -204,3 +204,13 @@ def test_a_prompt_does_not_wait_for_a_short_prefix() -> None:
         own = np.full(8, 1 + ord(name) % 3, dtype=np.int32)
         bench.add(name, 0, token_ids=np.concatenate((prefix, own)))
     assert bench.step()[0] == {"a": 208, "b": 192}
+
+
+def test_prompts_take_few_rows_beside_sequences_that_decode() -> None:
+    bench = Bench(num_blocks=12)
+    bench.add("a", 3)
+    assert bench.step(max_chunk_rows=2)[0] == {"a": 3}  # nobody waits for it
+    bench.add("long", 7)
+    bench.add("b", 4)
+    found = [bench.step(max_chunk_rows=4)[0] for _ in range(3)]
+    assert found == [{"a": 1, "long": 4}, {"a": 1, "long": 3, "b": 1}, {"a": 1, "long": 1, "b": 3}]

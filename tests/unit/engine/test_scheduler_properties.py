@@ -189,9 +189,9 @@ class SchedulerMachine(RuleBasedStateMachine):
     # -- what an engine does
 
     @precondition(lambda self: len(self.queue) < 2)
-    @rule()
-    def plan(self) -> None:
-        plan = self.scheduler.plan()
+    @rule(max_chunk_rows=st.sampled_from([None, None, 1, 2, 5]))
+    def plan(self, max_chunk_rows: int | None) -> None:
+        plan = self.scheduler.plan(max_chunk_rows)
         self._news()
         if plan is not None:
             assert plan.num_rows <= self.config.max_num_batched_tokens

@@ -28,3 +28,15 @@ def test_tokens_per_second_forgets() -> None:
     assert times.tokens_per_s(12.5) == 20.0
     assert times.tokens_per_s(14.0) == 10.0
     assert times.tokens_per_s(99.0) == 0.0
+
+
+def test_rows_within_a_time_follow_the_steps_of_many_rows() -> None:
+    times = StepTimes()
+    times.record(4, 10.0)
+    assert times.rows_within(50.0) is None
+    times.record(200, 100.0)
+    assert times.rows_within(50.0) == 96  # 100 rows, whole groups of 32
+    for _ in range(50):
+        times.record(96, 24.0)
+    assert times.rows_within(50.0) == 192  # 199 rows of 0.25 ms
+    assert times.rows_within(0.001) == 64  # prompts get on however slow the machine is
