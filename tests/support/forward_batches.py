@@ -49,3 +49,14 @@ def logits_of(model: CausalLM, pool: KVPool, chunks: list[Chunk]) -> torch.Tenso
     """One step; float32 [all rows, vocab_size], a copy."""
     batch = flat_batch(chunks, pool.block_size)
     return model.logits(model.forward(batch, pool)).clone()
+
+
+def logits_in_chunks(
+    model: CausalLM, pool: KVPool, token_ids: list[int], blocks: list[int], size: int = 15
+) -> torch.Tensor:
+    """One sequence in chunks of at most `size` tokens; 15 keep fast mode to its exact kernels."""
+    parts = [
+        logits_of(model, pool, [Chunk(token_ids=token_ids[i : i + size], first=i, blocks=blocks)])
+        for i in range(0, len(token_ids), size)
+    ]
+    return torch.cat(parts)
