@@ -7,16 +7,17 @@ from functools import partial
 from typing import Any, Final
 
 import anyio
-import numpy as np
 
 from finback.services.gateway.answer_events import Output
+from finback.services.gateway.prompt_encoder import PromptEncoder
 from finback.shared.clock import unix_s
+from finback.shared.codec.control_tokens import ControlToken
 from finback.shared.codec.dialogue import Conversation
+from finback.shared.codec.encode_cache import Encoded
 from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.prompts.prompt_format import PromptFormat
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import InvalidRequest, NotFound
-from finback.shared.kv import block_hash
 
 # Longer texts are rendered, encoded and hashed on a thread: a millisecond is about this much.
 OFF_LOOP_CHARS: Final = 2_000
@@ -71,9 +72,9 @@ class ServedModel:
         self.tokenizer = tokenizer
         self.created = int(unix_s())
         self.fingerprint = "fp_" + hashlib.sha256(f"{digest}/{numerics}".encode()).hexdigest()[:12]
-        self._digest = digest
-        self._key = cluster_key
-        self._block_size = block_size
+        self._encoder = PromptEncoder(
+            tokenizer, block_size=block_size, cluster_key=cluster_key, model_digest=digest
+        )
         self.format: OutputFormat = output_format or PlainFormat()
         self._prompt = prompt_format
 
@@ -123,7 +124,7 @@ class ServedModel:
                 raise InvalidRequest(
                     "the messages or tools are nested too deeply", param="messages"
                 ) from error
-            return self._hashed(self.tokenizer.encode_pieces(pieces), tenant)
+            return _prompt(self._encoder.encode(pieces, tenant))
 
         # A template is rendered turn by turn and tool by tool, be they empty.
         thought = sum(len(turn.reasoning) for turn in conversation.turns)
@@ -143,10 +144,11 @@ class ServedModel:
         self._refuse_hopeless(len(text), param)
 
         def encode() -> Prompt:
-            ids = self.tokenizer.encode_prompt(text)
-            if not ids and self.tokenizer.bos_id is not None:
-                ids = [self.tokenizer.bos_id]
-            return self._hashed(ids, tenant)
+            bos_id = self.tokenizer.bos_id
+            parts: list[str | ControlToken] = [text] if text else []
+            if bos_id is not None and (self.tokenizer.adds_bos or not text):
+                parts.insert(0, ControlToken(token_id=bos_id, spelling=""))
+            return _prompt(self._encoder.encode(parts, tenant))
 
         prompt = await _off_loop(encode, len(text))
         if prompt.num_tokens == 0:
@@ -156,7 +158,7 @@ class ServedModel:
     def from_ids(self, token_ids: Sequence[int], tenant: str, param: str) -> Prompt:
         """A prompt given as ids."""
         self.check_ids(token_ids, param)
-        return self._hashed(token_ids, tenant)
+        return _prompt(self._encoder.hashed(token_ids, tenant))
 
     def check_ids(self, token_ids: Sequence[int], param: str) -> None:
         """Refuse ids that the vocabulary does not have."""
@@ -210,11 +212,9 @@ class ServedModel:
                 param,
             )
 
-    def _hashed(self, token_ids: Sequence[int], tenant: str) -> Prompt:
-        ids = np.asarray(token_ids, dtype="<i4")
-        salt = f"{self._digest}/{tenant}".encode()
-        hashes = block_hash.chain(ids, self._block_size, self._key, salt)
-        return Prompt(ids.tobytes(), b"".join(hashes))
+
+def _prompt(encoded: Encoded) -> Prompt:
+    return Prompt(encoded.token_ids, encoded.block_hashes)
 
 
 def _too_long(message: str, param: str) -> InvalidRequest:

@@ -46,8 +46,8 @@ class Tokenizer:
         self.adds_bos = adds_bos
         self._plain = plain
         self._full = full
-        # In these, text can be cut; in others it goes to the library as one piece.
-        self._is_cuttable = pattern_of(plain) is not None and normal_form(plain) is not None
+        # Can plain text be cut at safe places; else it goes to the library as one piece.
+        self.is_cuttable = pattern_of(plain) is not None and normal_form(plain) is not None
         self._fast = FastPath(lambda: build_encoder(plain, read_vocabulary, self._encode_whole))
         self._by_id = {token.token_id: token for token in tokens}
         self._bytes: dict[int, bytes] = {
@@ -64,7 +64,7 @@ class Tokenizer:
         encoder = self._fast.encoder(sum(map(len, texts)))
         if encoder is not None:
             return encoder.encode_many(texts)
-        if not self._is_cuttable:
+        if not self.is_cuttable:
             return self._encode_batch(texts)
         pieces = [safe_pieces(text) or [""] for text in texts]
         done = iter(self._encode_batch([piece for cut in pieces for piece in cut]))

@@ -35,8 +35,12 @@ def chain(token_ids: TokenIds, block_size: int, key: bytes, salt: bytes) -> list
     if block_size < 1:
         raise ValueError(f"block_size must be positive, not {block_size}")
     data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+    return extend_all(root(key, salt), data, block_size, key)
+
+
+def extend_all(parent: bytes, data: bytes, block_size: int, key: bytes) -> list[bytes]:
+    """Hashes of the full blocks of `data` (int32 LE ids) that follow `parent`, in order."""
     width = 4 * block_size
-    parent = root(key, salt)
     hashes = []
     for start in range(0, len(data) - width + 1, width):
         parent = extend(parent, data[start : start + width], key)

@@ -56,12 +56,12 @@ def test_prefix_of_the_post_processor_is_the_bos() -> None:
 @pytest.mark.parametrize(("pre", "is_safe"), [("qwen2", True), ("llama-bpe", True)])
 def test_known_patterns_may_be_cut(pre: str, is_safe: bool) -> None:
     tokenizer = hf_tokenizer.build(tokenizer_json(pre), bos_id=None, eos_ids=())
-    assert tokenizer._is_cuttable == is_safe
+    assert tokenizer.is_cuttable == is_safe
 
 
 def test_an_unknown_pattern_is_not_cut() -> None:
     changed = tokenizer_json().replace("(?i:'s|", "(?i:'x|'s|")
-    assert not hf_tokenizer.build(changed, bos_id=None, eos_ids=())._is_cuttable
+    assert not hf_tokenizer.build(changed, bos_id=None, eos_ids=()).is_cuttable
 
 
 def test_bad_files_are_refused() -> None:
