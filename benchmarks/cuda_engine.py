@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import uvloop
+from cuda_models import MODELS, Request, requests
 
-from benchmarks.cuda_models import MODELS, Request, requests
 from finback.kernels import dispatch
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.engine import Engine
@@ -138,11 +138,12 @@ class Bench:
         """Median of the repetitions, with all of them."""
         wanted = requests(workload, self.model.config.vocab_size)
         await self.run(wanted)
-        seconds, cpu = [], []
+        seconds, cpu, loop_cpu = [], [], []
         for _ in range(self._arguments.repeat):
-            before = time.process_time()
+            before, loop_before = time.process_time(), time.thread_time()
             took_s, run = await self.run(wanted)
             cpu.append(time.process_time() - before)
+            loop_cpu.append((time.thread_time() - loop_before) / max(1, run.num_steps))
             seconds.append(took_s)
             if workload != "agent" and run.num_cached:
                 raise RuntimeError(f"{run.num_cached} prompt tokens were found in the cache")
@@ -168,6 +169,7 @@ class Bench:
             "step_ms": round(statistics.median(run.gaps_ms), 3),
             "busy_s": round(run.busy_ms / 1e3, 4),
             "cpu_s": round(statistics.median(cpu), 3),
+            "loop_cpu_ms": round(1e3 * statistics.median(loop_cpu), 3),
             "cpu_count": os.cpu_count(),
             "num_preemptions": self.engine.load().num_preemptions,
         }

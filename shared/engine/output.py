@@ -22,7 +22,8 @@ class Admission:
     message: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made for every token, and freezing trebles what that costs.
+@dataclass(slots=True, kw_only=True)
 class SequenceOutput:
     """New tokens of one choice. `offset` is the index of the first one in the completion.
 

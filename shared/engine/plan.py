@@ -58,7 +58,8 @@ class StepPlan:
     num_rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made for every row of a step, and freezing trebles what that costs.
+@dataclass(slots=True, kw_only=True)
 class ItemResult:
     """What became of an item, in the order of the plan.
 

@@ -28,17 +28,17 @@ class _Draft:
         self.items.append(item)
         num_most = item.num_rows + item.max_drafts
         self.budget -= num_most
-        item.sequence.in_flight.append((item.num_rows, num_most))
+        item.sequence.launch(item.num_rows, num_most)
 
 
 def computed_low(sequence: Sequence) -> int:
     """Tokens that are surely computed when all steps in flight have retired."""
-    return sequence.num_computed + sum(low for low, _ in sequence.in_flight)
+    return sequence.num_computed + sequence.flight_low
 
 
 def computed_high(sequence: Sequence) -> int:
     """The most tokens that may be computed when all steps in flight have retired."""
-    return sequence.num_computed + sum(high for _, high in sequence.in_flight)
+    return sequence.num_computed + sequence.flight_high
 
 
 def has_credit(sequence: Sequence) -> bool:
@@ -53,7 +53,8 @@ def can_sample(sequence: Sequence) -> bool:
     """
     low = high = sequence.num_tokens
     if sequence.is_decoding:
-        low, high = computed_low(sequence) + 1, computed_high(sequence) + 1
+        low = sequence.num_computed + sequence.flight_low + 1
+        high = sequence.num_computed + sequence.flight_high + 1
     if low >= sequence.max_total or high - sequence.num_prompt >= sequence.credit:
         return False
     if not sequence.spec.has_grammar:
@@ -129,10 +130,12 @@ class StepPlanner:
         for sequence in ready:
             if sequence.state is not State.RUNNING:
                 continue  # preempted for one before it
-            num_drafts = min(self._max_drafts(sequence), max(0, spare_rows))
+            num_drafts = 0
+            if sequence.spec.drafting:
+                num_drafts = min(self._max_drafts(sequence), max(0, spare_rows))
             if num_drafts and not self._grow(sequence, 1 + num_drafts):
                 num_drafts = 0
-            if not num_drafts and not self._grow_or_preempt(sequence):
+            if not num_drafts and not (self._grow(sequence, 1) or self._grow_or_preempt(sequence)):
                 continue
             spare_rows -= num_drafts
             draft.add(self._item(sequence, 1, is_sampled=True, max_drafts=num_drafts))
@@ -149,8 +152,10 @@ class StepPlanner:
 
     def _grow(self, sequence: Sequence, num_rows: int) -> bool:
         """Blocks for `num_rows` more tokens than steps in flight may need at most."""
-        num_tokens = min(computed_high(sequence) + num_rows, sequence.max_total - 1)
-        missing = self._table.blocks_for(num_tokens) - len(sequence.block_ids)
+        num_tokens = computed_high(sequence) + num_rows
+        if num_tokens >= sequence.max_total:
+            num_tokens = sequence.max_total - 1
+        missing = -(-num_tokens // self._config.block_size) - len(sequence.block_ids)
         if missing <= 0:
             return True
         fresh = self._table.pool.allocate(missing)
@@ -272,8 +277,10 @@ class StepPlanner:
         max_drafts: int = 0,
         init: SlotInit | None = None,
     ) -> PlanItem:
-        new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
-        sequence.num_sent_blocks = len(sequence.block_ids)
+        new_block_ids: tuple[int, ...] = ()
+        if sequence.num_sent_blocks < len(sequence.block_ids):
+            new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
+            sequence.num_sent_blocks = len(sequence.block_ids)
         is_chunk = not sequence.is_decoding
         sequence.is_decoding = sequence.is_decoding or is_sampled
         mask = sequence.mask if is_sampled and sequence.spec.has_grammar else None

@@ -81,7 +81,7 @@ class ResidentRunner(Runner):
         self._launched = np.zeros(num_slots, dtype=np.int64)
         # Rises when a slot changes hands: what was launched for its last owner is not for the books.
         self._entry = np.zeros(num_slots, dtype=np.int64)
-        self._needs_host = np.zeros(num_slots, dtype=bool)
+        self._host_slots: set[int] = set()
         self._books = threading.Lock()
         self._on_way: deque[LaunchedStep] = deque()
         self._time = DeviceTime()
@@ -146,7 +146,9 @@ class ResidentRunner(Runner):
             self._entry[slot] += 1
             self._launched[slot] = init.num_computed
             self._sampling.enter(slot, init)
-            self._needs_host[slot] = self._sampling.needs_host(slot)
+            self._host_slots.discard(slot)
+            if self._sampling.needs_host(slot):
+                self._host_slots.add(slot)
             self._state.note_sampling(slot, init.spec.sampling, init.spec.seed)
         self.slots.enter(item)
         if item.new_block_ids:
@@ -156,7 +158,7 @@ class ResidentRunner(Runner):
     def _waits_for_host(self, item: PlanItem) -> bool:
         if item.max_drafts and self.slots.has_offer(item.slot):
             return True
-        return item.is_sampled and (item.bitmask is not None or bool(self._needs_host[item.slot]))
+        return item.is_sampled and (item.bitmask is not None or item.slot in self._host_slots)
 
     def _update(self) -> None:
         """Tell the device of new sequences and blocks."""

@@ -6,6 +6,7 @@ past it is dropped.
 """
 
 from collections.abc import Sequence as Rows
+from typing import Final
 
 import numpy as np
 
@@ -22,10 +23,12 @@ from finback.shared.engine.sequence import (
     State,
     TokenIds,
 )
-from finback.shared.engine.stopping import find_stop
+from finback.shared.engine.stopping import Stop, find_stop
 from finback.shared.engine.table import SchedulerConfig, SequenceTable
 from finback.shared.errors import InvariantViolated
 from finback.shared.wire.messages.generate import EndInfo
+
+_GOES_ON: Final = Stop(1)
 
 
 class Scheduler:
@@ -159,7 +162,7 @@ class Scheduler:
         out = Committed()
         for item, result in zip(plan.items, results, strict=True):
             sequence = item.sequence
-            sequence.in_flight.popleft()
+            sequence.land()
             if sequence.state is State.ENDED:
                 self.table.retire(sequence)
             elif result.error:
@@ -193,14 +196,22 @@ class Scheduler:
     ) -> None:
         offset = sequence.num_completion
         sampling = sequence.spec.sampling
-        stop = find_stop(
-            result.token_ids,
-            num_completion=offset,
-            max_completion=sequence.max_total - sequence.num_prompt,
-            min_tokens=sampling.min_tokens,
-            stops=sequence.stops,
-        )
-        kept = result.token_ids[: stop.num_kept]
+        kept = result.token_ids
+        stop = _GOES_ON
+        # One token that ends nothing is what nearly every commit brings.
+        if (
+            len(kept) > 1
+            or kept[0] in sequence.stops
+            or sequence.num_tokens + 1 >= sequence.max_total
+        ):
+            stop = find_stop(
+                kept,
+                num_completion=offset,
+                max_completion=sequence.max_total - sequence.num_prompt,
+                min_tokens=sampling.min_tokens,
+                stops=sequence.stops,
+            )
+            kept = kept[: stop.num_kept]
         end = sequence.num_tokens + stop.num_kept
         sequence.tokens[sequence.num_tokens : end] = kept
         sequence.num_tokens = end
@@ -213,7 +224,7 @@ class Scheduler:
             key=sequence.spec.key,
             attempt=sequence.spec.attempt,
             offset=offset,
-            token_ids=np.asarray(kept, dtype=np.int32),
+            token_ids=sequence.tokens[end - len(kept) : end].copy(),
             logprobs=None if result.logprobs is None else result.logprobs[: stop.num_kept],
             end=None
             if stop.reason is None

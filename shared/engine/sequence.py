@@ -74,7 +74,8 @@ class Sequence:
 
     `tokens[:num_tokens]` are known: the prompt and the committed completion. The KV of
     `tokens[:num_computed]` lies in `block_ids`. `in_flight` holds, for each step that is planned but
-    not committed, the least and the most tokens that it computes.
+    not committed, the least and the most tokens that it computes; `flight_low` and `flight_high` are
+    their sums.
     """
 
     spec: SequenceSpec
@@ -92,6 +93,8 @@ class Sequence:
     is_decoding: bool = False
     num_computed: int = 0
     in_flight: deque[tuple[int, int]] = field(default_factory=deque)
+    flight_low: int = 0
+    flight_high: int = 0
     block_ids: list[int] = field(default_factory=list)
     hashes: list[bytes] = field(default_factory=list)
     num_registered: int = 0
@@ -103,6 +106,18 @@ class Sequence:
     num_accepted: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
+
+    def launch(self, low: int, high: int) -> None:
+        """A step was planned that computes at least `low` and at most `high` of its tokens."""
+        self.in_flight.append((low, high))
+        self.flight_low += low
+        self.flight_high += high
+
+    def land(self) -> None:
+        """The oldest step in flight is committed."""
+        low, high = self.in_flight.popleft()
+        self.flight_low -= low
+        self.flight_high -= high
 
     @property
     def num_completion(self) -> int:

@@ -107,11 +107,9 @@ class SequenceTable:
 
     def register_blocks(self, sequence: Sequence) -> None:
         """Make full blocks findable whose KV is final and whose tokens are committed."""
-        if not self.config.prefix_caching:
-            return
         final = min(sequence.num_computed, sequence.num_tokens)
         count = final // self.config.block_size
-        if count <= sequence.num_registered:
+        if count <= sequence.num_registered or not self.config.prefix_caching:
             return
         pairs = list(self._block_pairs(sequence, count))
         for index in range(sequence.num_registered, count):
