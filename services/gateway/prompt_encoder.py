@@ -56,25 +56,29 @@ class PromptEncoder:
         return f"{self._digest}/{tenant}".encode()
 
     def _continued(self, groups: list[Group], hit: Hit | None, salt: bytes) -> Encoded:
-        known = self._beginning(hit) if hit is not None else _NOTHING
         fresh = groups[hit.num_groups if hit is not None else 0 :]
         ids = self._tokenizer.encode_parts([part for group in fresh for part in group.parts])
-        borders, at, num_tokens = list(known.borders), 0, known.num_tokens
+        borders = list(hit.prompt.borders[: hit.num_groups]) if hit is not None else []
+        at, num_tokens = 0, hit.num_tokens if hit is not None else 0
         for group in fresh:
             num_tokens += sum(map(len, ids[at : at + len(group.parts)]))
             at += len(group.parts)
             borders.append(Border(group.digest, num_tokens))
-        data = known.token_ids + joined(ids).astype("<i4", copy=False).tobytes()
-        hashes = self._hashes(known.block_hashes, data, salt)
+        known = memoryview(hit.prompt.token_ids)[: 4 * hit.num_tokens] if hit is not None else b""
+        data = b"".join((known, joined(ids).astype("<i4", copy=False).tobytes()))
+        hashes = self._hashes(self._known_hashes(hit) if hit is not None else b"", data, salt)
         return Encoded(token_ids=data, block_hashes=hashes, borders=tuple(borders))
 
     def _beginning(self, hit: Hit) -> Encoded:
-        num_blocks = hit.num_tokens // self._block_size
         return Encoded(
             token_ids=hit.prompt.token_ids[: 4 * hit.num_tokens],
-            block_hashes=hit.prompt.block_hashes[: block_hash.HASH_BYTES * num_blocks],
+            block_hashes=self._known_hashes(hit),
             borders=hit.prompt.borders[: hit.num_groups],
         )
+
+    def _known_hashes(self, hit: Hit) -> bytes:
+        num_blocks = hit.num_tokens // self._block_size
+        return hit.prompt.block_hashes[: block_hash.HASH_BYTES * num_blocks]
 
     def _hashes(self, known: bytes, data: bytes, salt: bytes) -> bytes:
         """All block hashes of `data`, of whose first blocks they are known."""
@@ -82,6 +86,3 @@ class PromptEncoder:
         parent = known[-width:] or block_hash.root(self._key, salt)
         rest = data[4 * self._block_size * (len(known) // width) :]
         return known + b"".join(block_hash.extend_all(parent, rest, self._block_size, self._key))
-
-
-_NOTHING: Final = Encoded(token_ids=b"", block_hashes=b"", borders=())
