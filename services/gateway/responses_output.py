@@ -63,13 +63,12 @@ class OutputBuilder:
     def finish(self, *, is_cut: bool) -> list[bytes]:
         """Close what is open. An answer without any item gets an empty message.
 
-        `is_cut`: the tokens ran out, so that the last item is incomplete.
+        `is_cut`: the tokens ran out, so that what is still open is incomplete. Calls are told by the
+        parser whether they are whole.
         """
         documents = [] if self.items or self._open is not None else self._begin(Message())
         if self._open is not None:
             documents.extend(self._close("incomplete" if is_cut else "completed"))
-        elif is_cut and self.items and _is_half(self.items[-1]):
-            self.items[-1]["status"] = "incomplete"
         return documents
 
     def _part(self, part: OutputEvent) -> list[bytes]:
@@ -88,7 +87,7 @@ class OutputBuilder:
             call.texts.append(part.text)
             return [self._delta(f"response.{call.event}.delta", call.item_id, part.text)]
         assert isinstance(part, CallEnd)
-        return self._close("completed")
+        return self._close("completed" if part.is_complete else "incomplete")
 
     def _begin_call(self, part: CallBegin) -> list[bytes]:
         documents = self._close("completed") if self._open is not None else []
@@ -188,17 +187,6 @@ class OutputBuilder:
     def _take_logprobs(self) -> list[Logprob]:
         taken, self._untold = self._untold, []
         return taken
-
-
-def _is_half(item: Item) -> bool:
-    """A call whose arguments were cut: the parser closes it all the same."""
-    if item["type"] != "function_call":
-        return False
-    try:
-        json.loads(item["arguments"])
-    except ValueError:
-        return True
-    return False
 
 
 def text_logprobs(entries: Sequence[dict[str, Any]]) -> list[Logprob]:

@@ -180,13 +180,27 @@ def test_an_empty_answer_is_an_empty_message() -> None:
 
 def test_what_is_cut_is_incomplete() -> None:
     begin = CallBegin(0, "call_0", "f")
-    half: Script = [begin, CallArguments(0, '{"a": '), CallEnd(0)]
+    half: Script = [begin, CallArguments(0, '{"a": '), CallEnd(0, is_complete=False)]
     final = check_stream(_streamed(_protocol(), _events(half, [], "length")))
     assert final["output"][0]["status"] == "incomplete"
     assert final["incomplete_details"] == {"reason": "max_output_tokens"}
     whole: Script = [begin, CallArguments(0, '{"a": 1}'), CallEnd(0)]
     final = check_stream(_streamed(_protocol(), _events(whole, [], "length")))
     assert final["output"][0]["status"] == "completed"
+
+
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_a_call_that_is_not_whole_is_so_in_the_stream_and_in_the_body(kind: Any) -> None:
+    half: Script = [
+        CallBegin(0, "call_0", "c", kind),
+        CallArguments(0, '{"a"'),
+        CallEnd(0, is_complete=False),
+    ]
+    documents = _streamed(_protocol(), _events(half, [], "length"))
+    final = check_stream(documents)
+    (done,) = [d for d in documents if d["type"] == "response.output_item.done"]
+    assert done["item"] == final["output"][0]
+    assert final["output"][0]["status"] == "incomplete"
 
 
 def test_a_restart_forgets_the_output_but_not_the_numbers() -> None:
