@@ -77,6 +77,7 @@ class Exchange:
                 run = _Run(self, endpoint, caller, sink, bill)
                 with tracing.span("gateway encode"):
                     work = await make_work()
+                _check_ends(work)
                 await bill.admit(work)
                 grammar = await self._compile(work, caller)
                 bill.generations = self._generations(work, grammar, caller, run.notify)
@@ -184,6 +185,20 @@ class Exchange:
     @property
     def lifecycle(self) -> Lifecycle:
         return self._lifecycle
+
+
+def _check_ends(work: Work) -> None:
+    """An answer that is kept to a grammar ends where the grammar does: nothing may forbid that."""
+    if work.grammar is None:
+        return
+    for sampling in work.samplings:
+        name = "ignore_eos" if sampling.ignore_eos else "min_tokens"
+        if sampling.ignore_eos or sampling.min_tokens:
+            raise InvalidRequest(
+                f"{name} cannot be used here: the answer is kept to {work.grammar_param or 'a format'}"
+                " and ends where that does",
+                param=name,
+            )
 
 
 class _Run:
