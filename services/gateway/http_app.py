@@ -1,6 +1,6 @@
 """The HTTP routes: the table of public endpoints, and pages that tell about this process."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.applications import Starlette
@@ -33,7 +33,7 @@ def make_app(front: Front, metrics: Metrics, readiness: Readiness, log: Any) -> 
     own = _own_routes(document, metrics, readiness)
     app = Starlette(
         routes=[*public, *own],
-        exception_handlers={HTTPException: _http_error},
+        exception_handlers={HTTPException: _route_errors(front)},
     )
     # A path with a slash too many is unknown; a redirected POST would lose its body in many clients.
     app.router.redirect_slashes = False
@@ -72,16 +72,25 @@ def _own_routes(
     ]
 
 
-async def _http_error(request: Request, error: Exception) -> Response:
-    """No such route, or a method that a route does not know."""
-    if not isinstance(error, HTTPException):
-        raise error
-    status = error.status_code
-    where = f"{request.method} {request.url.path}"
-    text = f"Unknown request URL: {where}. See /docs for what is served."
-    if status == 405:
-        text = f"{where}: this method is not allowed here."
-    body = envelope(text, status, code="unknown_url" if status == 404 else None)
-    if dialect_of(request.url.path, request.headers) == "anthropic":
-        body = anthropic_envelope(text, status)
-    return JSONResponse(body, status, headers=dict(error.headers or {}))
+def _route_errors(front: Front) -> Callable[[Request, Exception], Awaitable[Response]]:
+    """No such route, or a method that a route does not know: told as other errors are."""
+
+    async def answer(request: Request, error: Exception) -> Response:
+        if not isinstance(error, HTTPException):
+            raise error
+        status = error.status_code
+        where = f"{request.method} {request.url.path}"
+        text = f"Unknown request URL: {where}. See /docs for what is served."
+        if status == 405:
+            text = f"{where}: this method is not allowed here."
+        request_id = front.request_ids.choose(request.headers.get("x-request-id"))
+        headers = dict(error.headers or {})
+        if dialect_of(request.url.path, request.headers) == "anthropic":
+            headers["request-id"] = request_id
+            body = anthropic_envelope(text, status, request_id=request_id)
+        else:
+            headers["x-request-id"] = request_id
+            body = envelope(text, status, code="unknown_url" if status == 404 else None)
+        return JSONResponse(body, status, headers=headers)
+
+    return answer

@@ -37,8 +37,8 @@ def _tool(found: MessagesTool, param: str) -> Tool:
     if found.type not in (None, "custom"):
         raise unsupported(
             f"{param}.type",
-            f"tools of type '{found.type[:40]}' are run by Anthropic's service; give a tool of "
-            "your own with an input_schema",
+            f"tools of type '{found.type[:40]}' are Anthropic's own and not known here; give a tool "
+            "of your own with an input_schema",
         )
     for name in found.model_extra or ():
         if name not in _HINTS:

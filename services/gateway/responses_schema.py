@@ -147,9 +147,9 @@ class ConversationGet(Model):
 
 
 class ConversationUpdate(ConversationGet):
-    """`POST /v1/conversations/{conversation_id}`."""
+    """`POST /v1/conversations/{conversation_id}`. Null empties them; nothing does not."""
 
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None
 
 
 class ItemsCreate(ConversationGet):

@@ -97,5 +97,7 @@ def require(
         (conversation_id, tenant, unix_s()),
     ).fetchone()
     if row is None:
-        raise NotFound(f"Conversation with id '{conversation_id[:80]}' not found.", param="id")
+        raise NotFound(
+            f"Conversation with id '{conversation_id[:80]}' not found.", param="conversation_id"
+        )
     return StoredConversation(conversation_id=row[0], created_s=row[1], metadata=json.loads(row[2]))

@@ -92,6 +92,7 @@ def test_unknown_routes(stack: GatewayStack, method: str, path: str, status: int
     reply = httpx.request(method, stack.url + path)
     assert reply.status_code == status
     assert reply.json()["error"]["type"]
+    assert reply.headers["x-request-id"]
 
 
 @pytest.mark.parametrize(

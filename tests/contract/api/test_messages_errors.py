@@ -112,6 +112,7 @@ def test_clients_know_the_errors(thinking_stack: GatewayStack, claude: anthropic
     assert large.json()["error"]["type"] == "request_too_large"
     wrong = httpx.get(f"{thinking_stack.url}/v1/messages")
     assert (wrong.status_code, wrong.json()["type"]) == (405, "error")
+    assert wrong.json()["request_id"] == wrong.headers["request-id"]
     unknown = httpx.get(f"{thinking_stack.url}/v1/messages/nothing")
     assert (unknown.status_code, unknown.json()["error"]["type"]) == (404, "not_found_error")
     count = post(thinking_stack, {"model": "nope", "messages": user("x")},

@@ -190,6 +190,10 @@ def test_conversations_grow_with_responses(ann: openai.OpenAI) -> None:
     assert [item.content[0].text for item in left] == ["three", "one"]
     changed = ann.conversations.update(conversation.id, metadata={"topic": "y"})
     assert changed.metadata == {"topic": "y"}
+    with pytest.raises(openai.BadRequestError) as missing:
+        ann.conversations.update(conversation.id, metadata=openai.omit)  # type: ignore[arg-type]  # wrong on purpose
+    assert missing.value.param == "metadata"
+    assert ann.conversations.retrieve(conversation.id).metadata == {"topic": "y"}
     assert ann.conversations.delete(conversation.id).deleted
     with pytest.raises(openai.NotFoundError):
         ann.conversations.items.list(conversation.id)
