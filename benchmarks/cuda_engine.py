@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import uvloop
-from cuda_models import MODELS, Request, requests
 
+from benchmarks.cuda_models import MODELS, Request, requests
 from finback.kernels import dispatch
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.engine import Engine
