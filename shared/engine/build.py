@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from finback.shared.engine.config import EngineConfig, NumericsMode
@@ -52,7 +53,15 @@ def load_engine(config: "StackConfig", on_step: Callable[[StepOutput], None]) ->
     """Open the model, load its weights, take the memory. Blocks for as long as that takes."""
     source = open_source(config.model)
     settings = engine_config(config, source)
-    return build_engine(source, settings, weights_dtype=config.weights_dtype, on_step=on_step)
+    # Engines that lie in processes of their own share one copy of the weights.
+    share_in = Path(config.run_dir) / "weights" if config.roles_layout == "separate" else None
+    return build_engine(
+        source,
+        settings,
+        weights_dtype=config.weights_dtype,
+        on_step=on_step,
+        share_in=share_in,
+    )
 
 
 def build_engine(
@@ -62,14 +71,19 @@ def build_engine(
     weights_dtype: str,
     on_step: Callable[[StepOutput], None],
     on_failure: Callable[[BaseException], None] | None = None,
+    share_in: Path | None = None,
 ) -> Engine:
-    """Load the weights of an opened source into an engine (not started) that owns them."""
+    """Load the weights of an opened source into an engine (not started) that owns them.
+
+    `share_in`: as for `load_model`.
+    """
     model = load_model(
         source,
         settings.device,
         settings.mode,
         weights_dtype=weights_dtype,
         num_threads=settings.num_threads,
+        share_in=share_in,
     )
     try:
         engine = Engine(model, settings, on_step=on_step, on_failure=on_failure, owns_model=True)

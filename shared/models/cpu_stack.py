@@ -79,14 +79,21 @@ class CpuStack:
     """A `CausalLM`; `forward` and `logits` return buffers that the next call overwrites."""
 
     def __init__(
-        self, config: ModelConfig, reader: WeightReader, *, mode: str, num_threads: int
+        self,
+        config: ModelConfig,
+        reader: WeightReader,
+        *,
+        mode: str,
+        num_threads: int,
+        weights: CpuWeights | None = None,
     ) -> None:
+        """`weights`: packed already, else they are read here."""
         self.config = config
         self.device = "cpu"
         self.mode = mode
         self.default_kv_dtype = "f16"
         self.num_threads = num_threads
-        self._weights: CpuWeights = load_cpu_weights(config, reader)
+        self._weights: CpuWeights = weights or load_cpu_weights(config, reader)
         self.weights_bytes = self._weights.num_bytes
         self.is_wide = mode == "fast" and chosen().wide == "amx" and _fits_tiles(config)
         self.numerics = f"cpu-f32-{LANES}" + ("-amx" if self.is_wide else "")

@@ -1,5 +1,7 @@
 """From an opened source to a network that runs."""
 
+from functools import partial
+from pathlib import Path
 from typing import Final, Literal
 
 import torch
@@ -32,10 +34,12 @@ def load_model(
     *,
     weights_dtype: str = "auto",
     num_threads: int = 0,
+    share_in: Path | None = None,
 ) -> CausalLM:
     """Load the weights and select the kernels. Raises `ConfigError`, also for a bad file.
 
-    `num_threads`: 0 keeps torch's own choice.
+    `num_threads`: 0 keeps torch's own choice. `share_in`: a folder where engines of one host share
+    the compiled network's weights.
     """
     if num_threads:
         torch.set_num_threads(num_threads)
@@ -46,7 +50,8 @@ def load_model(
     _check_kernels(device, mode)
     reader = open_weights(source)
     if device == "cpu" and mode != "reference":
-        found = _load_cpu_stack(source, reader, mode, num_threads or torch.get_num_threads())
+        threads = num_threads or torch.get_num_threads()
+        found = _load_cpu_stack(source, reader, mode, threads, share_in)
         if found is not None:
             if source.gguf is not None:
                 source.gguf.release_pages()  # all weights were repacked
@@ -71,16 +76,22 @@ def _check_kernels(device: str, mode: str) -> None:
 
 
 def _load_cpu_stack(
-    source: ModelSource, reader: WeightReader, mode: str, num_threads: int
+    source: ModelSource, reader: WeightReader, mode: str, num_threads: int, share_in: Path | None
 ) -> CausalLM | None:
     """The compiled network, or None where it is not selected or cannot hold this model."""
     if dispatch.select("decoder_stack", "cpu", mode).chosen.backend != "cpu":
         return None
-    from finback.shared.models import cpu_stack  # needs numba
+    from finback.shared.models import cpu_stack, cpu_weights, shared_weights  # need numba
 
     reason = cpu_stack.unsupported(source.config)
     if reason is None:
-        return cpu_stack.CpuStack(source.config, reader, mode=mode, num_threads=num_threads)
+        weights = None
+        if share_in is not None:
+            pack = partial(cpu_weights.load_cpu_weights, source.config, reader)
+            weights = shared_weights.shared_weights(share_in, source.digest, pack)
+        return cpu_stack.CpuStack(
+            source.config, reader, mode=mode, num_threads=num_threads, weights=weights
+        )
     if mode == "deterministic":
         raise ConfigError(
             f"{source.path}: deterministic mode cannot run this model: {reason}; leave it off"
