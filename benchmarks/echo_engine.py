@@ -3,7 +3,8 @@
 It measures what everything around a model costs, and stands in for one in tests of the APIs. It
 answers with the last user message (or the whole bare prompt), then ends; with `ignore_eos` it goes
 round. One token a sequence and step. `ECHO_STEP_MS` is the time of a step (0: as fast as the event
-loop turns), `ECHO_PREFILL_MS` the wait before the first token.
+loop turns), `ECHO_PREFILL_MS` the wait before the first token. `ECHO_TIMES` names a file: to it goes
+a line for each token when the engine stops, `request_id offset published_s` (monotonic clock).
 
     FINBACK_NATS_URL=... python benchmarks/echo_engine.py
 """
@@ -47,6 +48,7 @@ from finback.shared.wire.messages.prefill import (
 )
 
 STEP_S: Final = float(os.environ.get("ECHO_STEP_MS", "0")) / 1000
+TIMES: Final = os.environ.get("ECHO_TIMES", "")
 PREFILL_S: Final = float(os.environ.get("ECHO_PREFILL_MS", "0")) / 1000
 IM_START: Final = 1
 IM_END: Final = 2
@@ -83,6 +85,7 @@ class EchoEngine(Service):
         self._chunks: dict[str, tuple[PrefillRequest, list[bytes]]] = {}
         self._work = asyncio.Event()
         self._step = 0
+        self._times: list[tuple[str, int, float]] = []
         verbs: list[tuple[str, str, type, Any]] = [
             ("prefill", "generate", PrefillRequest, self._generate),
             ("prefill", "chunk", TokenChunk, self._chunk),
@@ -107,6 +110,13 @@ class EchoEngine(Service):
 
     def progress(self) -> int:
         return self._step
+
+    async def stop(self) -> None:
+        if TIMES:
+            lines = (f"{name} {offset} {at_s}\n" for name, offset, at_s in self._times)
+            with open(TIMES, "w") as out:  # noqa: ASYNC230 -- it is over, nothing waits
+                out.writelines(lines)
+        await super().stop()
 
     # -- what it answers
 
@@ -180,8 +190,10 @@ class EchoEngine(Service):
             if not self._live:
                 self._work.clear()
                 await self._work.wait()
+            begun_s = monotonic_s()
             await self._run_step()
-            await asyncio.sleep(STEP_S)
+            # Steps keep their rate, whatever one of them takes.
+            await asyncio.sleep(max(0.0, begun_s + STEP_S - monotonic_s()))
 
     async def _run_step(self) -> None:
         self._step += 1
@@ -193,6 +205,8 @@ class EchoEngine(Service):
             offset = len(sequence.tokens)
             advance(sequence)
             rows[sequence.spec.gateway].append(row_of(sequence, offset, sequence.end))
+            if TIMES:
+                self._times.append((sequence.spec.request_id, offset, monotonic_s()))
             if sequence.end is not None:
                 del self._live[key]
         for gateway, batch in rows.items():

@@ -33,7 +33,8 @@ COMPILE_WAIT_S: Final = 10.0
 RETRY_PAUSE_S: Final = 0.1
 CREDIT_TOKENS: Final = 1024
 PACE_PER_STREAM_S: Final = 0.0005
-MAX_PACE_S: Final = 0.02
+# Shorter than the time between two tokens of most streams, so that the next one finds it over.
+MAX_PACE_S: Final = 0.01
 MakeWork = Callable[[], Awaitable[Work]]
 
 
