@@ -147,6 +147,9 @@ class StackConfig:
     max_open_requests: int = setting(
         1024, "requests open in a gateway; above it 429", low=1, high=2**20
     )
+    encode_cache_mb: int = setting(
+        8, "encoded prompts that a gateway remembers; 0: none", unit="MB", low=0, high=2**16
+    )
     keep_alive_s: float = setting(
         5.0, "between comments on a stream that waits", unit="s", low=0.1, high=300
     )

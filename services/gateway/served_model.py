@@ -13,7 +13,7 @@ from finback.services.gateway.prompt_encoder import PromptEncoder
 from finback.shared.clock import unix_s
 from finback.shared.codec.control_tokens import ControlToken
 from finback.shared.codec.dialogue import Conversation
-from finback.shared.codec.encode_cache import Encoded
+from finback.shared.codec.encode_cache import DEFAULT_BYTES, EncodeCache, Encoded
 from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.prompts.prompt_format import PromptFormat
 from finback.shared.codec.tokenizer import Tokenizer
@@ -61,6 +61,7 @@ class ServedModel:
         tokenizer: Tokenizer,
         numerics: str,
         cluster_key: bytes = b"",
+        encode_cache_bytes: int = DEFAULT_BYTES,
         output_format: OutputFormat | None = None,
         prompt_format: PromptFormat | None = None,
     ) -> None:
@@ -73,7 +74,11 @@ class ServedModel:
         self.created = int(unix_s())
         self.fingerprint = "fp_" + hashlib.sha256(f"{digest}/{numerics}".encode()).hexdigest()[:12]
         self._encoder = PromptEncoder(
-            tokenizer, block_size=block_size, cluster_key=cluster_key, model_digest=digest
+            tokenizer,
+            block_size=block_size,
+            cluster_key=cluster_key,
+            model_digest=digest,
+            cache=EncodeCache(encode_cache_bytes),
         )
         self.format: OutputFormat = output_format or PlainFormat()
         self._prompt = prompt_format

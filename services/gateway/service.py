@@ -234,6 +234,7 @@ def load_model(config: StackConfig) -> ServedModel:
         tokenizer=codec.tokenizer,
         numerics="deterministic" if config.deterministic else "fast",
         cluster_key=cluster_key(config),
+        encode_cache_bytes=config.encode_cache_mb * 2**20,
         output_format=codec.output,
         prompt_format=codec.prompt,
     )

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-DEFAULT_BYTES: Final = 16 * 2**20
+DEFAULT_BYTES: Final = 8 * 2**20
 # What a border costs beside the arrays: its digest, twice referred to, and a pair.
 _BORDER_BYTES: Final = 250
 
