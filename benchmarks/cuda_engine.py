@@ -1,6 +1,6 @@
 """Offline speed of the engine on an NVIDIA device: requests in, all tokens out, on random weights.
 
-usage: python -m benchmarks.cuda_engine --model qwen3-0.6b --workloads latency decode
+usage: python benchmarks/cuda_engine.py --model qwen3-0.6b --workloads latency decode
 
 The workloads of `cuda_models` through `Engine`: scheduler, plans, device-resident steps, commits. All
 requests are added at once; a run ends when the last token is committed on the event loop. The prefix
@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import torch
 import uvloop
+from cuda_models import MODELS, Request, requests
 
-from benchmarks.cuda_models import MODELS, Request, requests
 from finback.kernels import dispatch
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.engine import Engine

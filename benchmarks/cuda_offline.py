@@ -1,6 +1,6 @@
 """Offline speed of the CUDA network: whole workloads, from token ids to token ids, on random weights.
 
-usage: python -m benchmarks.cuda_offline --model qwen3-0.6b --workloads latency decode
+usage: python benchmarks/cuda_offline.py --model qwen3-0.6b --workloads latency decode
 
 Prompts are computed in chunks of whole sequences, then every step is one graph: forward, head,
 sampling at temperature 0.6 over the full vocabulary, and the state's advance. All tokens come back to
@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 
 import torch
+from cuda_models import MODELS, Request, requests
 
-from benchmarks.cuda_models import MODELS, Request, requests
 from finback.kernels import dispatch
 from finback.kernels.sample_tokens import SamplingTensors
 from finback.kernels.sample_tokens.cuda_triton import sample_tokens
