@@ -18,8 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from finback.shared.cores import num_cores
 from finback.shared.engine.config import EngineConfig
-from finback.shared.engine.device import num_cores
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.sequence import SequenceSpec

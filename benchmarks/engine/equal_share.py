@@ -14,8 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
+from finback.shared.cores import num_cores
 from finback.shared.engine.config import EngineConfig
-from finback.shared.engine.device import num_cores
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.sequence import SequenceKey, SequenceSpec

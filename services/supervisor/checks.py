@@ -16,6 +16,7 @@ import psutil
 
 from finback.services.supervisor import topology
 from finback.shared.config import StackConfig
+from finback.shared.cores import num_cores
 from finback.shared.errors import ConfigError
 
 Level = Literal["ok", "note", "missing"]
@@ -57,7 +58,7 @@ def python(config: StackConfig) -> Finding:
 
 
 def cores(config: StackConfig) -> Finding:
-    count = topology.num_cores()
+    count = num_cores()
     layout = topology.choose_layout(config.roles_layout, count)
     flags = ", ".join(_cpu_flags()) or "no vector extension known"
     words = "in one process" if layout == "cohost" else "separate"

@@ -28,6 +28,7 @@ from finback.shared import clock
 from finback.shared.actor.client import Client
 from finback.shared.actor.nats_bus import BusSettings, NatsBus, connect
 from finback.shared.config import StackConfig
+from finback.shared.cores import num_cores
 from finback.shared.errors import ConfigError
 from finback.shared.telemetry.logging import get_logger
 from finback.shared.wire.subjects import Subjects
@@ -146,7 +147,7 @@ class Supervisor:
     async def _start(self) -> None:
         await self._start_bus()
         config = self._config
-        cores = topology.num_cores()
+        cores = num_cores()
         layout = topology.choose_layout(config.roles_layout, cores)
         http_port = ports.choose(config.http_host, config.http_port, "HTTP", "--http-port")
         self._config = config = child_config.effective(

@@ -1,6 +1,5 @@
 """Which services a stack has, in which order they start, and what each is given."""
 
-import os
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -26,14 +25,6 @@ class ProcessSpec:
     num_threads: int = 1
 
 
-def num_cores() -> int:
-    """Cores that this process may use."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
-
-
 def choose_layout(asked: str, num_cores: int) -> Layout:
     """`auto` co-hosts prefill and decode on a small machine and separates them elsewhere."""
     if asked == "cohost":
@@ -47,7 +38,8 @@ def plan(layout: Layout, num_cores: int, num_threads: int = 0) -> tuple[ProcessS
     """The processes in starting order: engines first, since they take longest to load.
 
     `num_threads` 0 gives every engine all cores: prefill and decode of one request alternate,
-    and idle threads wait passively, so that neither takes the other's core while it waits.
+    and idle threads wait passively, so that neither takes the other's core while it waits. Where both
+    have work decode goes first: a prefill process lowers its own priority (`worker_host.run`).
     """
     threads = num_threads or num_cores
     engines: tuple[tuple[str, tuple[str, ...]], ...] = (("decode", ("prefill", "decode")),)

@@ -5,8 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from finback.shared.cores import num_cores
 from finback.shared.engine.config import EngineConfig, NumericsMode
-from finback.shared.engine.device import choose_device, num_cores
+from finback.shared.engine.device import choose_device
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.kv.cluster_key import cluster_key

@@ -13,7 +13,8 @@ from typing import Final
 
 import torch
 
-from finback.shared.engine.device import choose_device, num_cores, set_num_threads
+from finback.shared.cores import num_cores
+from finback.shared.engine.device import choose_device, set_num_threads
 
 NUM_RUNS: Final = 12
 _MIB: Final = 2**20

@@ -4,24 +4,22 @@ It holds what is used, no more: copies in and out, free memory, threads, graphs,
 that lets no launch wait for the device.
 """
 
-import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
-from typing import Final, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from finback.shared.cores import num_cores
 from finback.shared.engine.memory import free_memory_bytes
 from finback.shared.errors import BackendUnavailable
 
 DeviceName = Literal["cpu", "cuda"]
 _T = TypeVar("_T")
-_CGROUP_CPU: Final = Path("/sys/fs/cgroup/cpu.max")
 
 
 def choose_device(wanted: str) -> DeviceName:
@@ -36,19 +34,6 @@ def choose_device(wanted: str) -> DeviceName:
     if wanted == "cuda":
         raise BackendUnavailable("device=cuda: this torch sees no CUDA device; use device=cpu")
     raise BackendUnavailable(f"device={wanted}: not supported yet; use device=cpu")
-
-
-def num_cores() -> int:
-    """Cores that this process may use: its affinity and its control group's quota."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    cores = cores or 1
-    try:
-        quota, period = _CGROUP_CPU.read_text().split()
-        if quota != "max":
-            cores = min(cores, max(1, -(-int(quota) // int(period))))
-    except (OSError, ValueError):
-        pass  # no control group, or an older kind: the affinity stands
-    return cores
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from finback.shared.cores import num_cores
 from finback.shared.engine.config import EngineConfig
-from finback.shared.engine.device import choose_device, num_cores
+from finback.shared.engine.device import choose_device
 from finback.shared.models.source import EMBEDDED, ModelSource
 from finback.shared.offline.errors import InvalidOption
 
