@@ -4,6 +4,7 @@ Protocol-neutral: a protocol turns `ChoiceEvent`s into its own documents.
 """
 
 import asyncio
+import math
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 
@@ -13,6 +14,7 @@ from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Choice, Generation
 from finback.services.gateway.parsed_text import ParsedText, RawText
 from finback.services.gateway.ticker import Ticker
+from finback.shared.clock import monotonic_s
 from finback.shared.codec.answer_text import AnswerText
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.wire.messages.decode import FinishReply
@@ -72,9 +74,10 @@ class Answer:
     ) -> AsyncIterator[list[ChoiceEvent]]:
         """New events as they come; an empty list after `tick_s` without any.
 
-        `pace` says how long to gather events before the next are looked at (0: not at all); the
-        first are told at once. Raises the `ServingError` of the first generation that failed.
+        `pace` says how long after some events the next are told at the earliest, so that they
+        gather. Raises the `ServingError` of the first generation that failed.
         """
+        told_s = -math.inf
         ticker = Ticker(tick_s, self._notify)
         try:
             while True:
@@ -92,9 +95,13 @@ class Answer:
                         raise generation.error
                 if self._num_untold == 0 and self._texts_are_there():
                     return
-                if events and (pause_s := pace()) and not self._is_ending():
-                    await asyncio.sleep(pause_s)
+                if events:
+                    told_s = monotonic_s()
                 await self._notify.wait()
+                # Where tokens come slower than the pace, this needs no timer at all.
+                pause_s = told_s + pace() - monotonic_s()
+                if pause_s > 0 and not self._is_ending():
+                    await asyncio.sleep(pause_s)
                 if ticker.has_ticked():
                     yield []
         finally:
