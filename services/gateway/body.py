@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any, Final
 
+from finback.shared.codec.strict_json import finite
 from finback.shared.errors import InvalidRequest
 
 MAX_BODY_BYTES: Final = 8 * 2**20
@@ -15,13 +16,19 @@ _ESCAPED_SURROGATE: Final = re.compile(rb"\\u[dD][89abAB]|\\u[dD][c-fC-F]")
 def parse_object(body: bytes) -> dict[str, Any]:
     """The JSON object of a body; everything that is wrong with it is a 400."""
     try:
-        value = json.loads(body.decode("utf-8"), parse_constant=_refuse_constant)
+        value = json.loads(
+            body.decode("utf-8"), parse_constant=_refuse_constant, parse_float=finite
+        )
     except UnicodeDecodeError as error:
         raise _invalid_json("the body is not valid UTF-8") from error
     except RecursionError as error:
         raise _invalid_json(f"the body is nested more than {MAX_DEPTH} levels deep") from error
-    except ValueError as error:
+    except json.JSONDecodeError as error:
         raise _invalid_json(f"the body is not valid JSON: {error}") from error
+    except ValueError as error:
+        has_many_digits = "int_max_str_digits" in str(error)
+        text = "a whole number has too many digits" if has_many_digits else str(error)
+        raise _invalid_json(f"the body is not valid JSON: {text}") from error
     if not isinstance(value, dict):
         raise _invalid_json("the body must be a JSON object")
     _check_depth(value)

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from finback.services.gateway.schema import GenerationRequest
 from finback.services.gateway.tool_rules import check_name
+from finback.shared.codec.strict_json import loads_strictly
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
@@ -80,8 +81,8 @@ def _from_structured_outputs(value: dict[str, Any] | None) -> GrammarSpec | None
 def json_of(text: str, where: str) -> Any:
     """A JSON Schema given as text."""
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
+        return loads_strictly(text)
+    except ValueError as error:
         raise _invalid(where, "a JSON Schema") from error
 
 

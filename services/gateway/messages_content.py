@@ -1,6 +1,5 @@
 """The content blocks of a message, as its parts come."""
 
-import json
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -11,6 +10,7 @@ from finback.shared.codec.output import (
     ReasoningPart,
     TextPart,
 )
+from finback.shared.codec.strict_json import loads_strictly
 
 # Arguments that were cut off are no object; they are given under the name that Anthropic proposes.
 INVALID: Final = "INVALID_JSON"
@@ -68,7 +68,7 @@ def input_of(arguments: str) -> dict[str, Any]:
     if not arguments.strip():
         return {}
     try:
-        found = json.loads(arguments)
-    except (ValueError, RecursionError):
+        found = loads_strictly(arguments)
+    except ValueError:
         return {INVALID: arguments}
     return found if isinstance(found, dict) else {INVALID: arguments}

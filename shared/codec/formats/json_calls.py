@@ -11,6 +11,7 @@ from finback.shared.codec.formats.json_arguments import JsonArgumentsParser
 from finback.shared.codec.formats.json_scan import JsonScanner
 from finback.shared.codec.formats.json_text import JsonText
 from finback.shared.codec.formats.span_parser import MAX_HEAD_CHARS
+from finback.shared.codec.strict_json import loads_strictly
 
 _ARGUMENTS: Final = frozenset({"arguments", "parameters"})
 _KEY: Final = re.compile(r'\s*("(?:[^"\\\x00-\x1f]|\\.){0,64}")\s*:\s*(?=\S)')
@@ -167,7 +168,7 @@ def _unquoted(quoted: str) -> str:
 def _id_of(value: str) -> str:
     """A call's own id, if it is a usable string."""
     try:
-        found = json.loads(value)
+        found = loads_strictly(value)
     except ValueError:
         return ""
     is_usable = isinstance(found, str) and 0 < len(found) <= 256

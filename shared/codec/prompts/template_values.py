@@ -7,6 +7,7 @@ from finback.shared.codec.dialogue import Conversation, Tool, ToolCall, Turn
 from finback.shared.codec.formats.base import is_thinking
 from finback.shared.codec.formats.surface import needs_raw_text
 from finback.shared.codec.formats.toolbox import CUSTOM_INPUT
+from finback.shared.codec.strict_json import loads_strictly
 
 
 def tool_json(tool: Tool) -> dict[str, Any]:
@@ -58,8 +59,8 @@ def call_arguments(call: ToolCall) -> Any:
     if call.kind == "custom":
         return {CUSTOM_INPUT: call.arguments}
     try:
-        found = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
+        found = loads_strictly(call.arguments or "{}")
+    except ValueError:
         return call.arguments
     return found if isinstance(found, dict) else call.arguments
 

@@ -30,6 +30,8 @@ def post(stack: GatewayStack, body: Any, path: str = CHAT, **headers: str) -> ht
         (b"{", 400, None, "invalid_json"),
         (b"", 400, None, "invalid_json"),
         (b"[" * 50_000, 400, None, "invalid_json"),
+        (b'{"model": 1e999}', 400, None, "invalid_json"),
+        (b'{"model": ' + b"9" * 5_000 + b"}", 400, None, "invalid_json"),
         ({**BODY, "model": "nope"}, 404, "model", "model_not_found"),
         ({"model": MODEL}, 400, "messages", "missing_required_parameter"),
         ({**BODY, "temperature": -1}, 400, "temperature", "invalid_value"),

@@ -228,6 +228,27 @@ def test_a_cut_call_keeps_what_there_is(claude: anthropic.Anthropic) -> None:
     assert message.content[0].input["INVALID_JSON"].startswith("{")
 
 
+def test_arguments_that_are_no_text_are_given_as_they_were_written(
+    claude: anthropic.Anthropic, thinker: openai.OpenAI
+) -> None:
+    arguments = r'{"a": "\ud83d"}'
+    said = f'<tool_call>\n{{"name": "add", "arguments": {arguments}}}\n</tool_call>'
+    message = ask(claude, said, tools=[CLAUDE_ADD])
+    assert message.content[0].input == {"INVALID_JSON": arguments}
+    create: Any = thinker.chat.completions.create
+    call = {"id": "c", "type": "function", "function": {"name": "add", "arguments": arguments}}
+    made = create(
+        model=MODEL,
+        messages=[
+            *user("x"),
+            {"role": "assistant", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c", "content": "y"},
+        ],
+        tools=[ADD],
+    )
+    assert made.choices[0].message.content == "y"
+
+
 def test_prefill_is_continued(thinking_stack: GatewayStack, claude: anthropic.Anthropic) -> None:
     prefilled = [*user("say it"), {"role": "assistant", "content": "Well, I"}]
     message = ask(claude, "", messages=prefilled)
