@@ -49,6 +49,8 @@ class Follower:
                     is_failed = page.documents[-1][1].startswith(_ENDS[-1])
                     return await self._sink.close_stream("error" if is_failed else "end")
                 continue
+            if not page.has_log and page.status in UNFINISHED:
+                return await self._end_early(after, "no_event_stream", "it has no event stream")
             if page.status not in UNFINISHED:
                 return await self._end_silent(after, page.status)
             await self._pause()

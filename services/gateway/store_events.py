@@ -16,11 +16,15 @@ _ROWS_AT_ONCE: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogPage:
-    """Documents with their sequence numbers, and how the response stands."""
+    """Documents with their sequence numbers, and how the response stands.
+
+    `has_log`: it was created as a stream, and its events are still kept.
+    """
 
     documents: tuple[tuple[int, bytes], ...]
     status: str
     epoch: int
+    has_log: bool = True
 
 
 class EventLog:
@@ -86,7 +90,9 @@ class EventLog:
                 for at, document in enumerate(zlib.decompress(packed).split(b"\n"))
                 if first_seq + at > after and document
             )
-            return LogPage(documents=documents, status=found[0], epoch=found[1])
+            query = "SELECT EXISTS (SELECT 1 FROM events WHERE response_id = ?)"
+            has_log = bool(rows) or bool(connection.execute(query, (response_id,)).fetchone()[0])
+            return LogPage(documents=documents, status=found[0], epoch=found[1], has_log=has_log)
 
         return await self._database.run(work)
 

@@ -132,6 +132,15 @@ def test_made_in_the_background_and_found_at_any_gateway(pair: Pair) -> None:
             two.responses.retrieve(made.id, stream=True)
 
 
+def test_what_is_no_stream_cannot_be_followed_even_while_it_is_made(pair: Pair) -> None:
+    with pair.mend().clients() as (one, two):
+        made = begin(one)
+        with pytest.raises(openai.BadRequestError, match="no event stream"):
+            two.responses.retrieve(made.id, stream=True)
+        assert one.responses.retrieve(made.id).status in ("queued", "in_progress")
+        one.responses.cancel(made.id)
+
+
 def test_a_stream_can_be_left_and_taken_up_again(pair: Pair) -> None:
     with pair.mend().clients() as (one, two):
         seen = []
