@@ -8,7 +8,7 @@ from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.openai_format import Spelling
 from finback.services.gateway.responses_output import OutputBuilder, text_logprobs
 from finback.services.gateway.responses_output_items import Logprob, Numbering
-from finback.shared.errors import InvalidRequest, Overloaded, ServingError
+from finback.shared.errors import InvalidRequest, ServingError
 
 Opening = Sequence[str]
 FRESH: Final[Opening] = ("response.created", "response.in_progress")
@@ -143,7 +143,7 @@ class ResponsesProtocol:
 def error_of(error: ServingError) -> dict[str, Any]:
     """A response's `error`, in the words that the API has."""
     code = "server_error"
-    if isinstance(error, Overloaded):
+    if error.http_status == 429:
         code = "rate_limit_exceeded"
     elif isinstance(error, InvalidRequest):
         code = "invalid_prompt"

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import ResponseStreamEvent
 
+from finback.services.gateway.admissions import NeverFits
 from finback.services.gateway.answer_events import ChoiceEvent, Usage
 from finback.services.gateway.responses_object import skeleton
 from finback.services.gateway.responses_plan import Context, Plan
@@ -164,7 +165,11 @@ def test_a_failure_ends_a_stream_wherever_it_comes(script: Script, at: int) -> N
 
 @pytest.mark.parametrize(
     ("error", "code"),
-    [(Overloaded("x"), "rate_limit_exceeded"), (InvalidRequest("x"), "invalid_prompt")],
+    [
+        (Overloaded("x"), "rate_limit_exceeded"),
+        (NeverFits("x"), "rate_limit_exceeded"),
+        (InvalidRequest("x"), "invalid_prompt"),
+    ],
 )
 def test_errors_in_the_words_of_the_api(error: Any, code: str) -> None:
     protocol = _protocol()
