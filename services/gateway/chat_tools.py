@@ -74,7 +74,7 @@ def tool_choice_of(request: ChatRequest, tools: tuple[Tool, ...]) -> ToolChoice:
     is_parallel = request.parallel_tool_calls is not False
     given = request.tool_choice
     if given is None or isinstance(given, str):
-        return _by_word(given or "auto", tools, is_parallel=is_parallel)
+        return _by_word("auto" if given is None else given, tools, is_parallel=is_parallel)
     kind = given.get("type")
     if kind in ("function", "custom"):
         name = _named(given, "tool_choice", tools)

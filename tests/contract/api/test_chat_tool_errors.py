@@ -86,6 +86,7 @@ def result(call_id: str | None = "c1", content: Any = "x") -> dict[str, Any]:
          "messages.0.content.0.type"),
         ({"messages": [{"role": "user", "content": [{"type": "refusal", "refusal": "no"}]}]},
          "messages.0.content.0.type"),
+        ({"tool_choice": ""}, "tool_choice"),
         ({"tool_choice": "required", "min_tokens": 5, "max_tokens": 20}, "min_tokens"),
         ({"response_format": {"type": "json_object"}, "ignore_eos": True}, "ignore_eos"),
     ],
