@@ -124,7 +124,7 @@ class StackConfig:
         512, "rows in a step, and the longest prefill chunk", unit="tokens", low=16, high=2**20
     )
     max_stall_ms: float = setting(
-        50.0,
+        80.0,
         "for which a prompt may hold up answers that run, at a step; CPU engines; 0: any time",
         unit="ms",
         low=0,
