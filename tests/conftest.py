@@ -3,6 +3,7 @@
 import asyncio
 import inspect
 import itertools
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,11 @@ import pytest
 import uvloop
 
 from support.nats_server import NatsServer
+
+# As the services have it: threads that wait for each other by spinning take a machine that also does
+# something else ten times as long. Read when torch is loaded, which happens later.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("KMP_BLOCKTIME", "0")
 
 _TIMEOUT_S = 100.0
 _LEFTOVER_S = 5.0

@@ -40,6 +40,13 @@ def upper_halves(e: Emitter, first: Value, second: Value) -> Value:
     return b.shuffle_vector(both[0], both[1], mask)
 
 
+def rounded(e: Emitter, value: Value) -> Value:
+    """Float32 rounded to what bfloat16 can hold, as `upper_halves` rounds (and leaves it)."""
+    b = e.b
+    bits = b.and_(b.add(b.bitcast(value, e.i32), e.iconst(0x8000)), e.iconst(-0x10000))
+    return b.bitcast(bits, e.f32)
+
+
 def _two(e: Emitter, source: Value) -> tuple[Value, Value]:
     return e.load_f32(source), e.load_f32(source, LANES * 4)
 
@@ -153,7 +160,9 @@ def _emit_softmax(e: Emitter, scores: Value, scores_step: Value, weights: Value,
 
         def store(step: Value, first: Value, second: Value, totals: list[Value] = totals,
                   base: Value = base, target: Value = target) -> None:  # fmt: skip
-            found = [exp2(e, b.fsub(value, base)) for value in (first, second)]
+            # The sum is of the rounded weights: they must add up to one, or a common part of the
+            # values (large in models with attention sinks) comes through wrong.
+            found = [rounded(e, exp2(e, b.fsub(value, base))) for value in (first, second)]
             for value, total in zip(found, totals, strict=True):
                 b.store(b.fadd(value, b.load(total)), total)
             bits = upper_halves(e, *found)

@@ -1,6 +1,6 @@
 """One SQLite file on a thread of its own: transactions in order, never on the event loop.
 
-Several gateways of one host may share the file (WAL). See docs/adr/0007-where-responses-are-kept.md.
+Several gateways of one host may share the file (WAL). See docs/adr/0011-where-responses-are-kept.md.
 """
 
 import asyncio
