@@ -9,6 +9,7 @@ from finback.services.gateway.chat_schema import (
     FunctionDefinition,
     ToolDefinition,
 )
+from finback.services.gateway.known_fields import check_fields
 from finback.services.gateway.tool_rules import (
     check_name,
     check_parameters,
@@ -80,6 +81,7 @@ def tool_choice_of(request: ChatRequest, tools: tuple[Tool, ...]) -> ToolChoice:
         name = _named(given, "tool_choice", tools)
         return ToolChoice(mode="required", names=(name,), is_parallel=False)
     if kind == "allowed_tools":
+        check_fields(given, ("type", "allowed_tools"), "tool_choice")
         return _allowed(given.get("allowed_tools"), tools, is_parallel=is_parallel)
     raise invalid_value("tool_choice.type", "'function', 'custom' or 'allowed_tools'")
 
@@ -98,6 +100,7 @@ def _allowed(given: Any, tools: tuple[Tool, ...], *, is_parallel: bool) -> ToolC
     param = "tool_choice.allowed_tools"
     if not isinstance(given, dict):
         raise invalid_value(param, "an object with mode and tools")
+    check_fields(given, ("mode", "tools"), param)
     mode, listed = given.get("mode"), given.get("tools")
     if mode not in ("auto", "required"):
         raise invalid_value(f"{param}.mode", "'auto' or 'required'")
@@ -116,8 +119,10 @@ def _named(given: Any, param: str, tools: tuple[Tool, ...]) -> str:
         raise invalid_value(f"{param}.type", "'function' or 'custom'")
     holder = given.get(kind)
     name = holder.get("name") if isinstance(holder, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(holder, dict) or not isinstance(name, str):
         raise missing(f"{param}.{kind}.name")
+    check_fields(given, ("type", kind), param)
+    check_fields(holder, ("name",), f"{param}.{kind}")
     if not any(tool.name == name and tool.kind == kind for tool in tools):
         raise invalid_value(
             f"{param}.{kind}.name", f"the name of a {kind} tool in 'tools', not '{name[:64]}'"

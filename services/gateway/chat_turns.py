@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from finback.services.gateway.chat_schema import ChatMessage, ContentPart, MessageToolCall
+from finback.services.gateway.known_fields import CACHE_HINTS, check_fields
 from finback.services.gateway.tool_rules import invalid_value, missing, unsupported
 from finback.shared.codec.dialogue import ToolCall, Turn
 from finback.shared.errors import InvalidRequest
@@ -123,12 +124,14 @@ def _text(message: ChatMessage, param: str) -> str:
 
 def _part_text(part: ContentPart, param: str, *, is_assistant: bool) -> str:
     if part.type == "refusal" and is_assistant:
+        check_fields(part.model_dump(), ("type", "refusal"), param)
         if part.refusal is None:
             raise missing(f"{param}.refusal")
         return part.refusal
     if part.type != "text":
         text = _OTHER_PARTS.get(part.type, f"parts of type '{part.type[:40]}' are not supported")
         raise unsupported(f"{param}.type", text)
+    check_fields(part.model_dump(), CACHE_HINTS | {"type", "text"}, param)
     if part.text is None:
         raise missing(f"{param}.text")
     return part.text

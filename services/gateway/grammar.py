@@ -3,6 +3,7 @@
 import json
 from typing import Any, Final
 
+from finback.services.gateway.known_fields import check_fields
 from finback.services.gateway.schema import GenerationRequest
 from finback.services.gateway.tool_rules import check_name
 from finback.shared.codec.strict_json import loads_strictly
@@ -41,20 +42,29 @@ def grammar_param(grammar: GrammarSpec, request: GenerationRequest) -> str:
 
 
 def _from_response_format(value: dict[str, Any] | None) -> GrammarSpec | None:
-    if value is None or value.get("type") == "text":
+    if value is None:
         return None
-    if value.get("type") == "json_object":
-        return GrammarSpec(kind="json_object")
-    if value.get("type") == "json_schema":
-        holder = value.get("json_schema")
-        if not isinstance(holder, dict):
-            raise _invalid("response_format.json_schema", "an object with name and schema")
-        name = holder.get("name")
-        if not isinstance(name, str):
-            raise _invalid("response_format.json_schema.name", "a string")
-        check_name(name, "response_format.json_schema.name", MAX_NAME_CHARS)
-        return _schema(holder.get("schema"), "response_format.json_schema.schema")
-    raise _invalid("response_format.type", "'text', 'json_object' or 'json_schema'")
+    kind = value.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
+        raise _invalid("response_format.type", "'text', 'json_object' or 'json_schema'")
+    is_schema = kind == "json_schema"
+    check_fields(value, ("type", "json_schema") if is_schema else ("type",), "response_format")
+    if is_schema:
+        return _named_schema(value.get("json_schema"), "response_format.json_schema")
+    return None if kind == "text" else GrammarSpec(kind="json_object")
+
+
+def _named_schema(holder: Any, where: str) -> GrammarSpec:
+    if not isinstance(holder, dict):
+        raise _invalid(where, "an object with name and schema")
+    check_fields(holder, ("name", "description", "schema", "strict"), where)
+    name = holder.get("name")
+    if not isinstance(name, str):
+        raise _invalid(f"{where}.name", "a string")
+    check_name(name, f"{where}.name", MAX_NAME_CHARS)
+    if not isinstance(holder.get("strict"), bool | None):
+        raise _invalid(f"{where}.strict", "true or false")
+    return _schema(holder.get("schema"), f"{where}.schema")
 
 
 def _from_structured_outputs(value: dict[str, Any] | None) -> GrammarSpec | None:

@@ -9,6 +9,12 @@ import secrets
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from finback.services.gateway.known_fields import (
+    INPUT_FIELDS,
+    ITEM_FIELDS,
+    OUTPUT_FIELDS,
+    check_fields,
+)
 from finback.services.gateway.store_limits import Item
 from finback.shared.errors import InvalidRequest
 
@@ -58,6 +64,7 @@ def _item(raw: Any, param: str) -> Item:
             param=f"{param}.type",
             reason="unsupported_value",
         )
+    check_fields(raw, ITEM_FIELDS[kind], param)
     return maker(raw, param)
 
 
@@ -101,9 +108,12 @@ def _part(raw: Any, kind: str, param: str) -> Item:
             reason="unsupported_value",
         )
     if given == "refusal" and kind == "output_text":
+        check_fields(raw, ("type", "refusal"), param)
         return {"type": "refusal", "refusal": _text(raw, "refusal", param)}
     if given not in _TEXT_PARTS:
         raise invalid(f"{param}.type", f"'{kind}'")
+    is_output = "output_text" in (given, kind)
+    check_fields(raw, OUTPUT_FIELDS if is_output else INPUT_FIELDS, param)
     made: Item = {"type": kind, "text": _text(raw, "text", param)}
     return {**made, "annotations": [], "logprobs": []} if kind == "output_text" else made
 
@@ -167,6 +177,7 @@ def _texts(parts: Any, kind: str, param: str) -> list[Item]:
         where = f"{param}.{index}"
         if not isinstance(part, Mapping) or part.get("type") != kind:
             raise invalid(f"{where}.type", f"'{kind}'")
+        check_fields(part, ("type", "text"), where)
         made.append({"type": kind, "text": _text(part, "text", where)})
     return made
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from finback.services.gateway.grammar import MAX_GRAMMAR_CHARS
+from finback.services.gateway.known_fields import check_fields
 from finback.services.gateway.responses_items import invalid
 from finback.shared.codec.dialogue import Tool, ToolChoice
 from finback.shared.errors import InvalidRequest
@@ -14,6 +15,8 @@ from finback.shared.wire.messages.generate import GrammarSpec
 MAX_TOOLS: Final = 128
 _NAME: Final = re.compile(r"^[A-Za-z0-9_-]{1,64}\Z")
 _SERVED: Final = ("function", "custom")
+_NAMES: Final = frozenset({"type", "name", "description"})
+_TOOL_FIELDS: Final = {"function": _NAMES | {"parameters", "strict"}, "custom": _NAMES | {"format"}}
 
 
 def tools_of(given: Sequence[Any] | None) -> tuple[Tool, ...]:
@@ -42,6 +45,7 @@ def _tool(raw: Any, param: str) -> Tool:
             param=f"{param}.type",
             reason="unsupported_value",
         )
+    check_fields(raw, _TOOL_FIELDS[kind], param)
     name, description = raw.get("name"), raw.get("description")
     if not isinstance(name, str) or not _NAME.match(name):
         raise invalid(f"{param}.name", "1 to 64 letters, digits, '_' or '-'")
@@ -87,10 +91,12 @@ def _custom_format(given: Any, param: str) -> GrammarSpec | None:
         return None
     if not isinstance(given, Mapping):
         raise invalid(param, "an object")
-    if given.get("type") == "text":
-        return None
-    if given.get("type") != "grammar":
+    kind = given.get("type")
+    if kind not in ("text", "grammar"):
         raise invalid(f"{param}.type", "'text' or 'grammar'")
+    check_fields(given, ("type",) if kind == "text" else ("type", "syntax", "definition"), param)
+    if kind == "text":
+        return None
     syntax, definition = given.get("syntax"), given.get("definition")
     if syntax not in ("lark", "regex"):
         raise invalid(f"{param}.syntax", "'lark' or 'regex'")
@@ -110,6 +116,7 @@ def tool_choice_of(given: Any, tools: Sequence[Tool], *, is_parallel: bool) -> T
         raise invalid("tool_choice", "'none', 'auto', 'required' or an object")
     kind = given.get("type")
     if kind in _SERVED:
+        check_fields(given, ("type", "name"), "tool_choice")
         _check_known(given.get("name"), kind, tools, "tool_choice.name")
         return ToolChoice(mode="required", names=(given["name"],), is_parallel=is_parallel)
     if kind == "allowed_tools":
@@ -123,6 +130,7 @@ def tool_choice_of(given: Any, tools: Sequence[Tool], *, is_parallel: bool) -> T
 
 
 def _allowed(given: Mapping[str, Any], tools: Sequence[Tool], *, is_parallel: bool) -> ToolChoice:
+    check_fields(given, ("type", "mode", "tools"), "tool_choice")
     mode, allowed = given.get("mode"), given.get("tools")
     if mode not in ("auto", "required"):
         raise invalid("tool_choice.mode", "'auto' or 'required'")
@@ -133,6 +141,7 @@ def _allowed(given: Mapping[str, Any], tools: Sequence[Tool], *, is_parallel: bo
         where = f"tool_choice.tools.{index}"
         if not isinstance(tool, Mapping) or tool.get("type") not in _SERVED:
             raise invalid(f"{where}.type", "'function' or 'custom'")
+        check_fields(tool, ("type", "name"), where)
         _check_known(tool.get("name"), tool["type"], tools, f"{where}.name")
         names.append(tool["name"])
     return ToolChoice(
@@ -160,12 +169,16 @@ def _check_known(name: Any, kind: Any, tools: Sequence[Tool], param: str) -> Non
 
 def answer_grammar(given: Mapping[str, Any] | None) -> GrammarSpec | None:
     """`text.format` as a grammar; None for free text."""
-    if given is None or given.get("type") == "text":
+    if given is None:
         return None
-    if given.get("type") == "json_object":
-        return GrammarSpec(kind="json_object")
-    if given.get("type") != "json_schema":
+    kind = given.get("type")
+    if kind not in ("text", "json_object", "json_schema"):
         raise invalid("text.format.type", "'text', 'json_object' or 'json_schema'")
+    check_fields(
+        given, _NAMES | {"schema", "strict"} if "schema" in kind else ("type",), "text.format"
+    )
+    if kind != "json_schema":
+        return None if kind == "text" else GrammarSpec(kind="json_object")
     name, schema = given.get("name"), given.get("schema")
     if not isinstance(name, str) or not _NAME.match(name):
         raise invalid("text.format.name", "1 to 64 letters, digits, '_' or '-'")

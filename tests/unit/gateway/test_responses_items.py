@@ -109,6 +109,14 @@ def test_items_of_the_server_come_back_unchanged() -> None:
         ([{"type": "message", "role": "user", "content": "x", "id": "a b"}], "input.0.id"),
         ([{"type": "reasoning", "summary": [{"type": "x"}]}], "input.0.summary.0.type"),
         ([7], "input.0"),
+        ([{"role": "user", "content": "x", "more": 1}], "input.0.more"),
+        ([{"role": "user", "content": [{"type": "input_text", "text": "x", "parsed": 1}]}], "input.0.content.0.parsed"),
+        ([{"role": "assistant", "content": [{"type": "refusal", "refusal": "x", "text": "y"}]}], "input.0.content.0.text"),
+        ([_call("c", namespace="other")], "input.0.namespace"),
+        ([_result("c", [{"type": "input_text", "text": "x", "more": 1}])], "input.0.output.0.more"),
+        ([{"type": "reasoning", "summary": [], "text": "x"}], "input.0.text"),
+        ([{"type": "reasoning", "summary": [{"type": "summary_text", "text": "x", "more": 1}]}], "input.0.summary.0.more"),
+        ([{"type": "item_reference", "id": "x", "role": "user"}], "input.0.role"),
         ([{}], "input.0.id"),
     ],
 )  # fmt: skip
@@ -116,6 +124,41 @@ def test_wrong_items_are_named(given: Any, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         items_of(given)
     assert caught.value.param == param
+
+
+def test_what_sdks_add_to_items_is_accepted() -> None:
+    text = {"type": "output_text", "text": "a", "annotations": [], "logprobs": [], "parsed": {}}
+    hinted = {"type": "input_text", "text": "x", "prompt_cache_breakpoint": {"mode": "explicit"}}
+    items = items_of(
+        [
+            {"role": "user", "content": [hinted, {**hinted, "cache_control": {}}], "more": None},
+            {"role": "user", "content": [text]},
+            {"role": "assistant", "id": "m", "phase": "final_answer", "content": [text]},
+            _call(
+                "c", parsed_arguments={}, caller={"type": "direct"}, namespace=None, async_=False
+            ),
+            {**_result("c"), "name": "f", "created_by": "x", "id": "o", "status": "completed"},
+            {"type": "reasoning", "id": "r", "summary": [], "content": None, "status": None},
+        ]
+    )
+    assert len(items) == 6
+
+
+@pytest.mark.parametrize(
+    ("tool", "param"),
+    [
+        ({**FUNCTION, "more": 1}, "tools.0.more"),
+        ({**FUNCTION, "format": {"type": "text"}}, "tools.0.format"),
+        ({**FUNCTION, "defer_loading": True}, "tools.0.defer_loading"),
+        ({"type": "custom", "name": "n", "parameters": {}}, "tools.0.parameters"),
+        ({"type": "custom", "name": "n", "format": {"type": "text", "syntax": "lark"}}, "tools.0.format.syntax"),
+    ],
+)  # fmt: skip
+def test_unknown_fields_of_tools_are_named(tool: Any, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        tools_of([tool])
+    assert (caught.value.param, caught.value.reason) == (param, "unknown_parameter")
+    assert tools_of([{**FUNCTION, "defer_loading": False, "allowed_callers": None}])
 
 
 @pytest.mark.parametrize(
@@ -181,6 +224,8 @@ def test_tool_choices() -> None:
     for wrong, param in (
         ("sometimes", "tool_choice"),
         ({"type": "function", "name": "c"}, "tool_choice.name"),
+        ({"type": "function", "name": "f", "function": {}}, "tool_choice.function"),
+        ({"type": "allowed_tools", "mode": "auto", "names": []}, "tool_choice.names"),
         ({"type": "web_search_preview"}, "tool_choice.type"),
         ({"type": "allowed_tools", "mode": "x", "tools": allowed}, "tool_choice.mode"),
         ({"type": "allowed_tools", "mode": "auto", "tools": []}, "tool_choice.tools"),
@@ -200,6 +245,8 @@ def test_formats() -> None:
         ({"type": "xml"}, "text.format.type"),
         ({"type": "json_schema", "name": "n"}, "text.format.schema"),
         ({"type": "json_schema", "schema": {}}, "text.format.name"),
+        ({"type": "json_schema", "json_schema": {"name": "n"}}, "text.format.json_schema"),
+        ({"type": "json_object", "schema": {}}, "text.format.schema"),
     ):
         with pytest.raises(InvalidRequest) as caught:
             answer_grammar(wrong)
