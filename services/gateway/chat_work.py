@@ -21,6 +21,7 @@ from finback.services.gateway.sampling import (
 )
 from finback.services.gateway.served_model import Params, ServedModel
 from finback.services.gateway.sink import Sink
+from finback.services.gateway.template_values import template_values
 from finback.services.gateway.tool_rules import invalid_value
 from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
@@ -97,7 +98,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
         tool_choice=tool_choice_of(request, tools),
         is_thinking=_is_thinking(request),
         effort=request.reasoning_effort,
-        variables=request.chat_template_kwargs,
+        variables=template_values(request.chat_template_kwargs),
         continues_last=turns[-1].role == "assistant",
         answer=grammar_of(request),
     )

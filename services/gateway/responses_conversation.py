@@ -7,6 +7,7 @@ from finback.services.gateway.responses_schema import InputRequest
 from finback.services.gateway.responses_tools import answer_grammar, tool_choice_of, tools_of
 from finback.services.gateway.responses_turns import Unseal, turns_of
 from finback.services.gateway.store_limits import Item
+from finback.services.gateway.template_values import template_values
 from finback.shared.codec.dialogue import Conversation
 
 
@@ -21,7 +22,7 @@ def conversation_of(request: InputRequest, items: Sequence[Item], unseal: Unseal
         tool_choice=tool_choice_of(request.tool_choice, tools, is_parallel=is_parallel),
         is_thinking=None if effort is None else effort != "none",
         effort=effort,
-        variables=request.chat_template_kwargs,
+        variables=template_values(request.chat_template_kwargs),
         answer=answer_grammar(request.text.format if request.text is not None else None),
     )
 
