@@ -80,7 +80,7 @@ class Exchange:
                     work = await make_work()
                 _check_ends(work)
                 await bill.admit(work)
-                grammar = await self._compile(work, caller)
+                grammar = await self.compile(work.grammar, work.grammar_param, caller)
                 bill.generations = self._generations(work, grammar, caller, run.notify)
                 await run.answer(work, bill.generations)
 
@@ -113,9 +113,13 @@ class Exchange:
                 retry_after_s=1.0,
             )
 
-    async def _compile(self, work: Work, caller: Caller) -> GrammarSpec | None:
-        """Have the sampler check and keep a grammar; a sampler that restarts is waited for."""
-        grammar = work.grammar
+    async def compile(
+        self, grammar: GrammarSpec | None, param: str, caller: Caller
+    ) -> GrammarSpec | None:
+        """Have the sampler check and keep a grammar; a sampler that restarts is waited for.
+
+        `param`: the field that is to blame for one that it cannot enforce.
+        """
         if grammar is None:
             return None
         waiting = Deadline.after(COMPILE_WAIT_S)
@@ -130,7 +134,7 @@ class Exchange:
                 )
             except InvalidRequest as error:
                 raise InvalidRequest(
-                    error.public_message, param=work.grammar_param, reason="invalid_grammar"
+                    error.public_message, param=param, reason="invalid_grammar"
                 ) from error
             except Unavailable as error:
                 if waiting.is_expired:

@@ -24,7 +24,7 @@ from finback.services.gateway.responses_schema import (
     RetrieveRequest,
 )
 from finback.services.gateway.responses_sealed import Seals
-from finback.services.gateway.responses_work import encode, responses_work
+from finback.services.gateway.responses_work import encode, grammar_param, responses_work
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.store import Store
 from finback.services.gateway.store_limits import Item
@@ -122,16 +122,22 @@ class ResponsesApi:
         await sink.reply(200, to_json(page_json(_behind(items, request.after), limit)))
 
     async def count(self, body: bytes, caller: Caller, sink: Sink) -> None:
-        """`POST /v1/responses/input_tokens`: equal to the usage of such a request."""
+        """`POST /v1/responses/input_tokens`: equal to the usage of such a request.
+
+        What creating would refuse is refused: a count that came back can be relied on.
+        """
         request = check(parse_object(body), CountRequest)
         model = self._exchange.model
         if request.model is not None:
             model.check_name(request.model)
+            caller.grant.check_model(request.model, model.name)
         context = await context_of(request, self._store, caller.tenant)
         unseal = partial(self._seals.unseal, tenant=caller.tenant)
         conversation = conversation_of(request, context.items, unseal)
         with self._exchange.opened():
+            grammar = model.format.grammar(conversation)
             prompt = await encode(conversation, model, caller.tenant)
+            await self._exchange.compile(grammar, grammar_param(conversation), caller)
         found = {"object": "response.input_tokens", "input_tokens": prompt.num_tokens}
         await sink.reply(200, to_json(found))
 

@@ -32,10 +32,15 @@ async def responses_work(
         stops=(),
         protocol=protocol,
         grammar=grammar,
-        grammar_param="text.format.schema" if conversation.answer is not None else "tools",
+        grammar_param=grammar_param(conversation),
         is_open_ended=request.max_output_tokens is None,
         output=model.output(conversation),
     )
+
+
+def grammar_param(conversation: Conversation) -> str:
+    """The field that a conversation's grammar came from."""
+    return "text.format.schema" if conversation.answer is not None else "tools"
 
 
 async def encode(conversation: Conversation, model: ServedModel, tenant: str) -> Prompt:

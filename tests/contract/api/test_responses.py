@@ -264,6 +264,32 @@ def test_counting_equals_usage(thinker: openai.OpenAI) -> None:
     )
 
 
+NO_SCHEMA = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": {"format": {"type": "json_schema", "name": "n", "schema": NO_SCHEMA}}},
+         "text.format.schema"),
+        ({"tools": [{"type": "function", "name": "f", "parameters": NO_SCHEMA, "strict": True}],
+          "tool_choice": "required"}, "tools"),
+        ({"tools": [{"type": "custom", "name": "n", "format": {
+            "type": "grammar", "syntax": "regex", "definition": "[a-"}}]}, "tools"),
+        ({"tools": [{"type": "function", "name": "f", "more": 1}]}, "tools.0.more"),
+        ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("path", ["responses", "responses/input_tokens"])
+def test_counting_refuses_what_creating_refuses(
+    thinking_stack: GatewayStack, fields: dict[str, Any], param: str, path: str
+) -> None:
+    body = {"model": MODEL, "input": "x", **fields}
+    reply = httpx.post(f"{thinking_stack.url}/v1/{path}", json=body)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == param
+
+
 def test_truncation_drops_the_oldest_turns(thinker: openai.OpenAI) -> None:
     long = [{"role": "user", "content": "word " * 900} for _ in range(20)]
     with pytest.raises(openai.BadRequestError) as refused:
