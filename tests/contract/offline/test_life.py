@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,6 +63,15 @@ def test_a_stream_that_is_left_ends_its_sequences(llm: LLM) -> None:
     _until(lambda: _is_idle(llm))
 
 
+@pytest.fixture
+def interrupts() -> Iterator[None]:
+    """As in a terminal; what is started in the background may inherit that they are ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interrupts")
 def test_an_interrupt_ends_the_call_alone(llm: LLM) -> None:
     timer = threading.Timer(0.2, lambda: os.kill(os.getpid(), signal.SIGINT))
     timer.start()
