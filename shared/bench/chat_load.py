@@ -6,6 +6,7 @@ answers of at least 4, both together at most 2,048). Their means are what that b
 18566). Their widths come from the ratio of the 90th percentile to the median that Sarathi-Serve
 (Agrawal et al. 2024, arXiv 2403.02310, table 2) gives for ShareGPT: 5,696 / 1,730 for prompts and
 834 / 415 for answers; sigma is the logarithm of the ratio over 1.2816, the normal's 90th percentile.
+Those four figures were quoted without the paper at hand and still have to be compared with it.
 """
 
 import math
