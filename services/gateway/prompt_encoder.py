@@ -40,7 +40,7 @@ class PromptEncoder:
         hit = self._cache.find([group.digest for group in groups])
         if hit is not None and hit.num_groups == len(groups):
             return self._beginning(hit)
-        made = self._continued(groups, hit, salt)
+        made = self._continued(groups, hit, tenant)
         if made.num_tokens >= _MIN_TOKENS:
             self._cache.keep(made, hit)
         return made
@@ -48,14 +48,12 @@ class PromptEncoder:
     def hashed(self, token_ids: Sequence[int], tenant: str) -> Encoded:
         """A prompt that came as ids."""
         data = np.asarray(token_ids, dtype="<i4").tobytes()
-        return Encoded(
-            token_ids=data, block_hashes=self._hashes(b"", data, self._salt(tenant)), borders=()
-        )
+        return Encoded(token_ids=data, block_hashes=self._hashes(b"", data, tenant), borders=())
 
     def _salt(self, tenant: str) -> bytes:
         return f"{self._digest}/{tenant}".encode()
 
-    def _continued(self, groups: list[Group], hit: Hit | None, salt: bytes) -> Encoded:
+    def _continued(self, groups: list[Group], hit: Hit | None, tenant: str) -> Encoded:
         fresh = groups[hit.num_groups if hit is not None else 0 :]
         ids = self._tokenizer.encode_parts([part for group in fresh for part in group.parts])
         borders = list(hit.prompt.borders[: hit.num_groups]) if hit is not None else []
@@ -66,7 +64,7 @@ class PromptEncoder:
             borders.append(Border(group.digest, num_tokens))
         known = memoryview(hit.prompt.token_ids)[: 4 * hit.num_tokens] if hit is not None else b""
         data = b"".join((known, joined(ids).astype("<i4", copy=False).tobytes()))
-        hashes = self._hashes(self._known_hashes(hit) if hit is not None else b"", data, salt)
+        hashes = self._hashes(self._known_hashes(hit) if hit is not None else b"", data, tenant)
         return Encoded(token_ids=data, block_hashes=hashes, borders=tuple(borders))
 
     def _beginning(self, hit: Hit) -> Encoded:
@@ -80,9 +78,11 @@ class PromptEncoder:
         num_blocks = hit.num_tokens // self._block_size
         return hit.prompt.block_hashes[: block_hash.HASH_BYTES * num_blocks]
 
-    def _hashes(self, known: bytes, data: bytes, salt: bytes) -> bytes:
+    def _hashes(self, known: bytes, data: bytes, tenant: str) -> bytes:
         """All block hashes of `data`, of whose first blocks they are known."""
         width = block_hash.HASH_BYTES
-        parent = known[-width:] or block_hash.root(self._key, salt)
+        parent = known[-width:] or block_hash.prompt_root(
+            self._key, tenant.encode(), self._block_size
+        )
         rest = data[4 * self._block_size * (len(known) // width) :]
         return known + b"".join(block_hash.extend_all(parent, rest, self._block_size, self._key))

@@ -47,7 +47,7 @@ def make_sequence(config: SchedulerConfig, spec: SequenceSpec, arrival: int) -> 
         num_prompt=num_prompt,
         num_tokens=num_prompt,
         max_total=max_total,
-        root_hash=block_hash.root(config.cache_key, config.salt + spec.cache_salt),
+        root_hash=block_hash.prompt_root(config.cache_key, spec.cache_salt, config.block_size),
         credit=spec.credit_tokens,
         stops=stop_ids(spec.sampling, config.eos_token_ids),
     )

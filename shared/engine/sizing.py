@@ -37,7 +37,6 @@ class EngineSizes:
             eos_token_ids=config.eos_token_ids,
             prefix_caching=config.prefix_caching,
             cache_key=config.cache_key,
-            salt=self.cache_spec.salt.encode(),
         )
 
 

@@ -29,7 +29,6 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     cache_key: bytes = b""
-    salt: bytes = b""
 
     def __post_init__(self) -> None:
         if self.max_model_len > self.num_blocks * self.block_size:

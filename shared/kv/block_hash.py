@@ -23,6 +23,15 @@ def root(key: bytes, salt: bytes) -> bytes:
     return blake2b(salt, digest_size=HASH_BYTES, key=key, person=b"finback-root").digest()
 
 
+def prompt_root(key: bytes, cache_salt: bytes, block_size: int) -> bytes:
+    """The parent of a prompt's first block, the same for gateways, routers, engines and caches.
+
+    `cache_salt` keeps tenants apart. What the bytes fit (`CacheSpec.salt`) is no part of the chain:
+    a block is named by both (ADR 12).
+    """
+    return root(key, b"%d/%b" % (block_size, cache_salt))
+
+
 def extend(parent: bytes, block_tokens: bytes, key: bytes) -> bytes:
     """The hash of a full block (`block_tokens`: int32 LE) that follows `parent`."""
     return blake2b(

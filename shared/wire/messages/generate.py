@@ -69,10 +69,15 @@ class GrammarSpec:
 
 @message("generate.ChoiceSpec/1")
 class ChoiceSpec:
-    """One of the n completions of a request: its index and its own seed."""
+    """One of the n completions of a request: its index and its own seed.
+
+    `token_ids` (int32 LE) is what the client has of it already: a stream that goes on elsewhere.
+    Offsets, seeds' positions, penalties and `max_tokens` count from the completion's first token.
+    """
 
     index: int
     seed: int
+    token_ids: bytes = b""
 
 
 @message("generate.GenerationSpec/1")
@@ -82,7 +87,8 @@ class GenerationSpec:
     `token_ids`: int32 little-endian, [num_prompt_tokens]. `gateway` is the instance that gets the
     tokens (on `stream.<gateway>.<decode>`). `credit_tokens`: how many tokens a choice may run ahead
     before the gateway grants more. `timeout_ms`: what was left of the request's time when this was
-    sent; 0 means the stack's `request_timeout_s`.
+    sent; 0 means the stack's `request_timeout_s`. `retention_s`: how long its blocks are worth
+    keeping; None: as its traffic class says. `session` names the conversation, for affinity.
     """
 
     request_id: str
@@ -99,6 +105,8 @@ class GenerationSpec:
     drafting: bool = True
     cache_salt: str = ""
     timeout_ms: int = 0
+    retention_s: float | None = None
+    session: str = ""
 
 
 @message("generate.EndInfo/1")

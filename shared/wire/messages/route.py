@@ -8,7 +8,7 @@ class RouteRequest:
     """Asked by a gateway on `router.route`. No token ids: lengths and hashes are enough.
 
     `block_hashes`: the prompt's chained block hashes, 32 bytes each, joined. `exclude`: instances
-    that failed an earlier attempt.
+    that failed an earlier attempt. `session` names the conversation, empty if it has no name.
     """
 
     request_id: str
@@ -21,6 +21,7 @@ class RouteRequest:
     traffic_class: str = "chat"
     attempt: int = 1
     exclude: tuple[str, ...] = ()
+    session: str = ""
 
 
 @message("route.RouteReply/1")

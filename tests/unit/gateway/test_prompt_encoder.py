@@ -35,7 +35,8 @@ def encoder(tokenizer: Tokenizer, **options: Any) -> PromptEncoder:
 
 def anew(tokenizer: Tokenizer, parts: Sequence[Part], tenant: str) -> tuple[bytes, bytes]:
     ids = np.asarray(tokenizer.encode_pieces(parts), dtype="<i4")
-    hashes = block_hash.chain(ids, BLOCK, KEY, f"m/{tenant}".encode())
+    root = block_hash.prompt_root(KEY, tenant.encode(), BLOCK)
+    hashes = block_hash.extend_all(root, ids.tobytes(), BLOCK, KEY)
     return ids.tobytes(), b"".join(hashes)
 
 
