@@ -3,12 +3,15 @@
 import enum
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from finback.shared.wire.messages.generate import SamplingSpec
+
+if TYPE_CHECKING:
+    from finback.shared.engine.prefix_hold import PrefixHold
 
 SequenceKey = tuple[str, int]
 """(request_id, choice)"""
@@ -31,6 +34,9 @@ class SequenceSpec:
     `seed` replaces `sampling.seed` (each choice has its own). `credit_tokens`: the completion
     length up to which the sequence may run before `grant`. `cache_salt` keeps prefixes of different
     tenants apart. `priority`: smaller is served first; equal ones by arrival.
+
+    `tenant`, `traffic_class` and `retention_s` say whose its blocks are and how long a cache keeps
+    them (None: as its class says); `trace` is the context of the request's spans.
     """
 
     key: SequenceKey
@@ -44,6 +50,10 @@ class SequenceSpec:
     credit_tokens: int = 2**31 - 1
     cache_salt: bytes = b""
     priority: int = 0
+    tenant: str = ""
+    traffic_class: str = "chat"
+    retention_s: float | None = None
+    trace: Any = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +85,7 @@ class Sequence:
     `tokens[:num_tokens]` are known: the prompt and the committed completion. The KV of
     `tokens[:num_computed]` lies in `block_ids`. `in_flight` holds, for each step that is planned but
     not committed, the least and the most tokens that it computes; `flight_low` and `flight_high` are
-    their sums.
+    their sums. `hold` keeps its prefix in the pool until it has blocks of its own.
     """
 
     spec: SequenceSpec
@@ -106,6 +116,7 @@ class Sequence:
     num_accepted: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
+    hold: "PrefixHold | None" = None
 
     def launch(self, low: int, high: int) -> None:
         """A step was planned that computes at least `low` and at most `high` of its tokens."""
