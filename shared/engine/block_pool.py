@@ -6,13 +6,16 @@ until it is evicted, least recently used first. Free blocks without content are 
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from finback.shared.errors import InvariantViolated
 
 
 class BlockPool:
-    """Ref counts, prefix index and eviction order of `num_blocks` blocks."""
+    """Ref counts, prefix index and eviction order of `num_blocks` blocks.
+
+    `on_change` hears (hash, True) when a block becomes findable and (hash, False) when it no longer is.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         if num_blocks < 1:
@@ -23,6 +26,7 @@ class BlockPool:
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_hash: dict[bytes, int] = {}
         self._content: dict[int, tuple[bytes, bytes]] = {}
+        self.on_change: Callable[[bytes, bool], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -46,6 +50,15 @@ class BlockPool:
                 break
             found.append(block_id)
         return found
+
+    def find(self, block_hash: bytes) -> tuple[int, bytes] | None:
+        """(block, token bytes) of a registered block."""
+        block_id = self._by_hash.get(block_hash)
+        return None if block_id is None else (block_id, self._content[block_id][1])
+
+    def hashes(self) -> list[bytes]:
+        """All that is findable now."""
+        return list(self._by_hash)
 
     def count_free(self, block_ids: Iterable[int]) -> int:
         """How many of these are free now, so that acquiring them shrinks `num_free`."""
@@ -90,6 +103,8 @@ class BlockPool:
             return False
         self._by_hash[block_hash] = block_id
         self._content[block_id] = (block_hash, token_bytes)
+        if self.on_change is not None:
+            self.on_change(block_hash, True)
         return True
 
     def unregister(self, block_ids: Iterable[int]) -> None:
@@ -121,3 +136,5 @@ class BlockPool:
         content = self._content.pop(block_id, None)
         if content is not None:
             del self._by_hash[content[0]]
+            if self.on_change is not None:
+                self.on_change(content[0], False)

@@ -3,10 +3,11 @@
 import bisect
 import heapq
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from finback.shared.engine.block_pool import BlockPool
+from finback.shared.engine.prefix_hold import PrefixHolds
 from finback.shared.engine.sequence import Sequence, SequenceCounts, SequenceKey, State, TokenIds
 from finback.shared.errors import InvariantViolated
 from finback.shared.kv import block_hash
@@ -51,11 +52,16 @@ def _order(sequence: Sequence) -> tuple[int, int]:
 
 
 class SequenceTable:
-    """All live sequences. `running` and `waiting` are sorted by (priority, arrival)."""
+    """All live sequences. `running` and `waiting` are sorted by (priority, arrival).
+
+    `on_registered` hears (sequence, index) of each full block that was computed here and is new.
+    """
 
     def __init__(self, config: SchedulerConfig) -> None:
         self.config = config
         self.pool = BlockPool(config.num_blocks)
+        self.holds = PrefixHolds(self.pool, config.block_size, config.cache_key)
+        self.on_registered: Callable[[Sequence, int], None] | None = None
         self.by_key: dict[SequenceKey, Sequence] = {}
         self.running: list[Sequence] = []
         self.waiting: list[Sequence] = []
@@ -84,7 +90,7 @@ class SequenceTable:
         """
         hits = self.match_prefix(sequence)
         num_fresh = self.blocks_for(num_tokens) - len(hits)
-        if num_fresh + self.pool.count_free(hits) + spare > self.pool.num_free:
+        if not self._has_room(num_fresh + spare, hits):
             return False
         self.pool.acquire(hits)
         fresh = self.pool.allocate(num_fresh)
@@ -95,7 +101,24 @@ class SequenceTable:
         sequence.num_computed = len(hits) * self.config.block_size
         if sequence.num_cached < 0:
             sequence.num_cached = sequence.num_computed
+        self.drop_hold(sequence)
         return True
+
+    def _has_room(self, num_fresh: int, hits: list[int]) -> bool:
+        """Are so many blocks free beside `hits`? If need be, holds on prefixes are given up."""
+        lacking = num_fresh + self.pool.count_free(hits) - self.pool.num_free
+        if lacking > 0 and lacking > self.holds.num_to_give_up(hits):
+            return False
+        while num_fresh + self.pool.count_free(hits) > self.pool.num_free:
+            if not self.holds.give_up_one():
+                return False
+        return True
+
+    def drop_hold(self, sequence: Sequence) -> None:
+        """Its prefix needs no holding any more."""
+        if sequence.hold is not None:
+            self.holds.release(sequence.hold)
+            sequence.hold = None
 
     def drop_blocks(self, sequence: Sequence) -> None:
         """Give all blocks of a sequence back."""
@@ -104,15 +127,20 @@ class SequenceTable:
         sequence.num_registered = 0
         sequence.num_sent_blocks = 0
 
-    def register_blocks(self, sequence: Sequence) -> None:
-        """Make full blocks findable whose KV is final and whose tokens are committed."""
+    def register_blocks(self, sequence: Sequence, *, is_computed: bool = True) -> None:
+        """Make full blocks findable whose KV is final and whose tokens are committed.
+
+        `is_computed`: here, rather than brought from another instance.
+        """
         final = min(sequence.num_computed, sequence.num_tokens)
         count = final // self.config.block_size
         if count <= sequence.num_registered or not self.config.prefix_caching:
             return
         pairs = list(self._block_pairs(sequence, count))
         for index in range(sequence.num_registered, count):
-            self.pool.register(sequence.block_ids[index], *pairs[index])
+            is_new = self.pool.register(sequence.block_ids[index], *pairs[index])
+            if is_new and is_computed and self.on_registered is not None:
+                self.on_registered(sequence, index)
         sequence.num_registered = count
 
     def unregistered_hashes(self, sequence: Sequence) -> list[bytes]:
@@ -187,6 +215,7 @@ class SequenceTable:
         elif sequence.state is State.WAITING:
             self.waiting.remove(sequence)
         sequence.state = State.ENDED
+        self.drop_hold(sequence)
         if self.by_key.get(sequence.spec.key) is sequence:
             del self.by_key[sequence.spec.key]
         if sequence.in_flight:
@@ -219,6 +248,8 @@ class SequenceTable:
         for sequence in (*self.by_key.values(), *self.ending):
             for block_id in sequence.block_ids:
                 refs[block_id] += 1
+        for block_id in self.holds.block_ids():
+            refs[block_id] += 1
         wrong = [b for b in range(len(refs)) if refs[b] != self.pool.ref_count(b)]
         if wrong:
             raise InvariantViolated(f"reference counts of KV blocks {wrong[:8]} are wrong")
