@@ -70,7 +70,12 @@ class WorkerHost(Service):
         self.engine: Engine
         self.nats_lane: NatsLane
         self.lanes: LaneSet
-        self.arena = ArenaSession(context.client, owner=self.instance, owner_epoch=self.epoch)
+        self.arena = ArenaSession(
+            context.client,
+            owner=self.instance,
+            owner_epoch=self.epoch,
+            cache_names=self._cache_names,
+        )
 
     # -- lifecycle
 
@@ -168,6 +173,10 @@ class WorkerHost(Service):
             role=role,
             refuse_when_draining=takes_work,
         )
+
+    def _cache_names(self) -> list[str]:
+        caches = self.context.directory.instances("cache", state=None)
+        return [record.instance for record in caches]
 
     async def has_arena(self) -> bool:
         """Whether this process shares memory with the cache instance (lane `shm`)."""

@@ -40,6 +40,10 @@ class WriterLock:
                 return
             os.close(self._descriptor)  # taken for a dead writer's and removed meanwhile
 
+    def is_in(self, folder: Path) -> bool:
+        """Whether the lock still stands in `folder`: not when the arena was made anew."""
+        return self._path.parent == folder and _is_at(self._path, self._descriptor)
+
     def close(self) -> None:
         """Say that this process writes no more."""
         if self._descriptor >= 0:

@@ -9,6 +9,9 @@
         await session.release(lease.lease_id)       # once the reader has copied
 
 A process that only reads needs neither `run` nor a lease.
+
+Of several caches the session speaks to the one of its own host (`cache_instance`), and looks for it
+anew when that does not answer any more: a restarted cache goes by another name.
 """
 
 import contextlib
@@ -25,12 +28,12 @@ from anyio import to_thread
 from finback.shared.actor.client import Client
 from finback.shared.errors import ServingError, Unavailable
 from finback.shared.lanes.base import checksum
-from finback.shared.lanes.probe import WriterLock, probe
+from finback.shared.lanes.host_cache import CacheNames, find_host_cache
+from finback.shared.lanes.probe import WriterLock
 from finback.shared.lanes.shm import ArenaReader, ArenaWriter, make_ticket
 from finback.shared.lanes.ticket import Ticket
 from finback.shared.wire.messages.cache import (
     ArenaReply,
-    ArenaRequest,
     CommitRequest,
     LeaseReply,
     LeaseRequest,
@@ -43,6 +46,8 @@ LEASE_MS: Final = 10_000
 RENEWALS: Final = 3.3  # in the time of a lease
 _TIMEOUT_S: Final = 2.0
 _RELEASE_BATCH: Final = 1000
+# Reasons of `Unavailable` that say: this start of the cache will not answer any more.
+_GONE: Final = frozenset({"no_responders", "stopped", "stopping", "epoch"})
 
 T = TypeVar("T")
 
@@ -59,9 +64,19 @@ class ArenaSession:
     """One process's hold on the arena of its host. A reader may use it without `run`."""
 
     def __init__(
-        self, client: Client, *, owner: str, owner_epoch: int, lease_ms: int = LEASE_MS
+        self,
+        client: Client,
+        *,
+        owner: str,
+        owner_epoch: int,
+        lease_ms: int = LEASE_MS,
+        cache_names: CacheNames = tuple,
     ) -> None:
+        """`cache_names`: the caches in the registry; by default only whichever the bus picks."""
         self._client = client
+        self._cache_names = cache_names
+        self._arena: ArenaReply | None = None
+        self._finding = anyio.Lock()
         self._owner = owner
         self._owner_epoch = owner_epoch
         self._lease_ms = lease_ms
@@ -77,6 +92,11 @@ class ArenaSession:
     def is_connected(self) -> bool:
         """Whether `connect` found common memory."""
         return self._folder is not None
+
+    @property
+    def cache_instance(self) -> str:
+        """The cache instance of this host; empty until `connect` found it."""
+        return "" if self._arena is None else self._arena.instance
 
     @property
     def folder(self) -> Path:
@@ -100,20 +120,34 @@ class ArenaSession:
         return self._writer
 
     async def connect(self) -> bool:
-        """Ask for the arena and probe it. False when it is not there or not of this host."""
-        if self.is_connected:
-            return True
+        """Find the cache of this host. False when there is none, or none that shares memory."""
+        if not self.is_connected:
+            await self._find(None)
+        return self.is_connected
+
+    async def ask(
+        self,
+        verb: str,
+        message: Any,
+        reply_type: type[T],
+        *,
+        request_id: str = "",
+        timeout_s: float = _TIMEOUT_S,
+    ) -> T:
+        """Ask the cache of this host; one that was restarted meanwhile is found again.
+
+        Raises the cache's `ServingError`, `Unavailable` when there is none on this host.
+        """
+        asked = self._arena
         try:
-            arena = await self._ask("arena", ArenaRequest(), ArenaReply)
-        except ServingError:
-            return False
-        if not await to_thread.run_sync(probe, arena.path, arena.nonce):
-            return False
-        folder = Path(arena.path)
-        self._lock = WriterLock(folder, self._owner, self._owner_epoch)
-        self._reader, self._writer = ArenaReader(folder), ArenaWriter(folder)
-        self._folder = folder
-        return True
+            return await self._ask(verb, message, reply_type, request_id, timeout_s)
+        except Unavailable as error:
+            if error.reason not in _GONE:
+                raise
+            await self._find(asked)
+            if self._arena == asked:
+                raise
+        return await self._ask(verb, message, reply_type, request_id, timeout_s)
 
     async def reserve(self, request_id: str, num_blocks: int, block_bytes: int) -> SlotLease:
         """Up to `num_blocks` slots; fewer (even none) when the arena is full.
@@ -133,7 +167,7 @@ class ArenaSession:
             lease_id=lease_id,
         )
         try:
-            reply = await self._ask("reserve", request, ReserveReply, request_id=request_id)
+            reply = await self.ask("reserve", request, ReserveReply, request_id=request_id)
         except BaseException:
             # The reply, not the reservation, may be what was lost: `run` gives it back.
             self._unreleased.add(lease_id)
@@ -167,7 +201,7 @@ class ArenaSession:
             checksums=tuple(ticket.checksum for ticket in tickets),
             lengths=tuple(ticket.length for ticket in tickets),
         )
-        await self._ask("commit", request, LeaseReply, request_id)
+        await self.ask("commit", request, LeaseReply, request_id=request_id)
 
     async def release(self, *lease_ids: str) -> None:
         """Give leases back, expired ones too. Never fails: `run` repeats what did not get through.
@@ -202,12 +236,12 @@ class ArenaSession:
         for part in (self._reader, self._writer, self._lock):
             if part is not None:
                 part.close()
-        self._folder = self._reader = self._writer = self._lock = None
+        self._folder = self._reader = self._writer = self._lock = self._arena = None
 
     async def _renew(self) -> None:
         asked = tuple(self._held)
         if asked:
-            reply = await self._ask("renew", LeaseRequest(lease_ids=asked), LeaseReply)
+            reply = await self.ask("renew", LeaseRequest(lease_ids=asked), LeaseReply)
             lost = self._held.intersection(asked) - set(reply.held)
             self._held -= lost
             self._lost |= lost
@@ -215,7 +249,7 @@ class ArenaSession:
     async def _flush_releases(self) -> None:
         while self._unreleased:
             ids = tuple(islice(self._unreleased, _RELEASE_BATCH))
-            await self._ask("release", LeaseRequest(lease_ids=ids), LeaseReply)
+            await self.ask("release", LeaseRequest(lease_ids=ids), LeaseReply)
             self._unreleased.difference_update(ids)
 
     def _seal(self, written: Sequence[tuple[Slot, int]]) -> tuple[Ticket, ...]:
@@ -225,8 +259,43 @@ class ArenaSession:
                 tickets.append(make_ticket(slot, length, checksum(view[:length])))
         return tuple(tickets)
 
-    async def _ask(self, verb: str, message: Any, reply_type: type[T], request_id: str = "") -> T:
-        subject = self._client.subjects.service("cache", verb)
+    async def _find(self, but: ArenaReply | None) -> None:
+        """Find the cache of this host, unless another call has done so since it was `but`."""
+        async with self._finding:
+            if self._arena != but:
+                return
+            arena = await find_host_cache(self._client, self._cache_names)
+            if arena is not None:
+                self._use(arena)
+
+    def _use(self, arena: ArenaReply) -> None:
+        """Speak to this cache from now on; what is mapped stays if the arena is the same."""
+        folder = Path(arena.path)
+        if self._lock is None or not self._lock.is_in(folder):
+            self.close()
+            # Leases of another arena mean nothing to this one.
+            self._lost |= self._held
+            self._held.clear()
+            self._unreleased.clear()
+            try:
+                self._lock = WriterLock(folder, self._owner, self._owner_epoch)
+            except OSError:  # gone again
+                return
+            self._reader, self._writer = ArenaReader(folder), ArenaWriter(folder)
+            self._folder = folder
+        self._arena = arena
+
+    async def _ask(
+        self, verb: str, message: Any, reply_type: type[T], request_id: str, timeout_s: float
+    ) -> T:
+        if self._arena is None:
+            raise Unavailable("no arena on this host")
+        subject = self._client.subjects.instance("cache", self._arena.instance, verb)
         return await self._client.call(
-            subject, message, reply_type, timeout_s=_TIMEOUT_S, request_id=request_id
+            subject,
+            message,
+            reply_type,
+            timeout_s=timeout_s,
+            request_id=request_id,
+            epoch=self._arena.epoch,
         )
