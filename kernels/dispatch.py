@@ -70,6 +70,8 @@ class KernelSet:
     rotary: Callable[..., Any]
     silu_mul: Callable[..., Any]
     store_kv: Callable[..., Any]
+    store_window: Callable[..., Any]
+    window_attention: Callable[..., Any]
 
 
 _REGISTRY: Final[dict[str, list[Implementation]]] = {}
@@ -241,7 +243,9 @@ def _register_all() -> None:
         "silu_mul",
         "skinny_linear",
         "store_kv",
+        "store_window",
         "token_bitmask",
+        "window_attention",
     ):
         register(
             Implementation(

@@ -1,12 +1,14 @@
 """What the engine knows of a model."""
 
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from finback.shared.kv.state import StateSpec
 from finback.shared.models.batch import ForwardBatch
 from finback.shared.models.config import ModelConfig
 from finback.shared.models.kv_pool import KVPool
+from finback.shared.models.state_slots import StateSlots
 
 
 class CausalLM(Protocol):
@@ -40,4 +42,17 @@ class CausalLM(Protocol):
 
     def close(self) -> None:
         """Release threads and memory; no call may follow."""
+        ...
+
+
+@runtime_checkable
+class StatefulLM(Protocol):
+    """What a `CausalLM` with state slots has besides. Every `ForwardBatch` then names its state."""
+
+    def state_spec(self, kv_dtype: str = "auto") -> StateSpec:
+        """What a sequence keeps beside its blocks; dtypes as those of a pool of `kv_dtype`."""
+        ...
+
+    def new_state(self, num_slots: int, rollback_tokens: int, kv_dtype: str = "auto") -> StateSlots:
+        """Empty slots, of whose newest `rollback_tokens` rows any number may be taken back."""
         ...

@@ -28,6 +28,8 @@ class ModelConfig:
 
     `qk_norm`: RMS norm over each head's query and key before the rotation (Qwen3).
     `attention_bias`: q, k, v (and, when `output_bias`, o) have a bias. Sizes are in elements.
+    `window_layers`: those whose tokens see the last `sliding_window` tokens only, themselves among
+    them; all others see their whole context.
     """
 
     architecture: str
@@ -47,6 +49,13 @@ class ModelConfig:
     attention_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
+    window_layers: tuple[int, ...] = ()
+    sliding_window: int = 0
+
+    @property
+    def num_kv_layers(self) -> int:
+        """Layers whose keys and values lie in blocks; those of the others are state."""
+        return self.num_layers - len(self.window_layers)
 
     @property
     def q_size(self) -> int:
@@ -60,4 +69,7 @@ class ModelConfig:
 
     def describe(self) -> str:
         """A stable text of all that decides the numbers, for the salt of KV blocks."""
-        return repr(sorted(asdict(self).items()))
+        facts = asdict(self)
+        if not self.window_layers:  # so that dense models keep the salts they had
+            del facts["window_layers"], facts["sliding_window"]
+        return repr(sorted(facts.items()))

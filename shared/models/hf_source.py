@@ -10,6 +10,9 @@ from finback.shared.models.config import ModelConfig, RopeScaling
 from finback.shared.models.text_files import HfTokenizerFiles, TextFiles
 
 _MODEL_TYPES: Final = {"llama": "llama", "qwen3": "qwen3"}
+_WINDOWED_TYPES: Final = ("qwen3",)
+_FULL: Final = "full_attention"
+_WINDOW: Final = "sliding_attention"
 
 
 def read_json(path: Path, *, required: bool) -> dict[str, Any]:
@@ -40,12 +43,12 @@ def read_config(folder: Path) -> ModelConfig:
         raise ConfigError(
             f"{path}: hidden_act {raw['hidden_act']!r} is not supported; only silu is"
         )
-    _check_window(path, raw)
     num_heads = _integer(path, raw, "num_attention_heads")
     hidden_size = _integer(path, raw, "hidden_size")
     theta, scaling = _rope(path, raw)
     default_head_dim = 128 if model_type == "qwen3" else hidden_size // num_heads
     bias = bool(raw.get("attention_bias", False))
+    window_layers, sliding_window = _window(path, raw, str(model_type))
     return ModelConfig(
         architecture=_MODEL_TYPES[model_type],
         vocab_size=_integer(path, raw, "vocab_size"),
@@ -64,6 +67,8 @@ def read_config(folder: Path) -> ModelConfig:
         attention_bias=bias,
         output_bias=bias,
         mlp_bias=bool(raw.get("mlp_bias", False)),
+        window_layers=window_layers,
+        sliding_window=sliding_window,
     )
 
 
@@ -141,10 +146,39 @@ def _rope(path: Path, raw: Mapping[str, Any]) -> tuple[float, RopeScaling | None
         raise ConfigError(f"{path}: the rope settings lack or misstate {error}") from None
 
 
-def _check_window(path: Path, raw: Mapping[str, Any]) -> None:
-    kinds = set(raw.get("layer_types") or ())
-    if kinds - {"full_attention"} or (raw.get("use_sliding_window") and raw.get("sliding_window")):
-        raise ConfigError(f"{path}: sliding-window attention is not supported; use a dense model")
+def _window(path: Path, raw: Mapping[str, Any], model_type: str) -> tuple[tuple[int, ...], int]:
+    """(layers with a sliding window, its tokens); of older exports all from max_window_layers on."""
+    num_layers = _integer(path, raw, "num_hidden_layers")
+    is_on = bool(raw.get("use_sliding_window") and raw.get("sliding_window"))
+    kinds = list(raw.get("layer_types") or ())
+    if not kinds:
+        first = int(raw.get("max_window_layers", 28)) if is_on else num_layers
+        kinds = [_WINDOW if layer >= first else _FULL for layer in range(num_layers)]
+    unknown = sorted(set(kinds) - {_FULL, _WINDOW})
+    if unknown or len(kinds) != num_layers:
+        what = f"holds {unknown[0]!r}" if unknown else f"has {len(kinds)} entries"
+        raise ConfigError(
+            f"{path}: layer_types {what}; it must name {num_layers} layers as {_FULL} or {_WINDOW}"
+        )
+    layers = tuple(layer for layer, kind in enumerate(kinds) if kind == _WINDOW)
+    if not layers and not is_on:
+        return (), 0
+    if model_type not in _WINDOWED_TYPES:
+        raise ConfigError(
+            f"{path}: sliding-window attention is supported for {', '.join(_WINDOWED_TYPES)}, "
+            f"not for {model_type}; use a dense model"
+        )
+    if not is_on:
+        raise ConfigError(
+            f"{path}: layer_types names {_WINDOW} layers, but use_sliding_window or sliding_window "
+            "is missing"
+        )
+    if len(layers) == num_layers:
+        raise ConfigError(
+            f"{path}: all layers have a sliding window; at least one must be {_FULL}, or nothing "
+            "of a prompt could be kept in blocks"
+        )
+    return layers, _integer(path, raw, "sliding_window") if layers else 0
 
 
 def _integer(path: Path, raw: Mapping[str, Any], key: str) -> int:

@@ -49,6 +49,8 @@ def load_model(
         )
     _check_kernels(device, mode)
     reader = open_weights(source)
+    if source.config.window_layers:
+        return _load_windowed(source, reader, device, mode, weights_dtype)
     if device == "cpu" and mode != "reference":
         threads = num_threads or torch.get_num_threads()
         found = _load_cpu_stack(source, reader, mode, threads, share_in)
@@ -65,6 +67,19 @@ def load_model(
             return cuda_transformer.CudaTransformer(source.config, reader, kernels)
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
     return Transformer(source.config, reader, kernels, device=device, mode=mode, dtype=dtype)
+
+
+def _load_windowed(
+    source: ModelSource, reader: WeightReader, device: str, mode: str, weights_dtype: str
+) -> CausalLM:
+    """The layered network over blocks and state slots; it serves every mode."""
+    from finback.shared.models.windowed import WindowedTransformer  # few models need it
+
+    dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
+    kernels = dispatch.select_all(device, mode)
+    return WindowedTransformer(
+        source.config, reader, kernels, device=device, mode=mode, dtype=dtype
+    )
 
 
 def _check_kernels(device: str, mode: str) -> None:

@@ -111,7 +111,7 @@ class Transformer:
         return KVPool(
             num_blocks=num_blocks,
             block_size=block_size,
-            num_layers=self.config.num_layers,
+            num_layers=self.config.num_kv_layers,
             num_kv_heads=self.config.num_kv_heads,
             head_dim=self.config.head_dim,
             kv_dtype=self.default_kv_dtype if kv_dtype == "auto" else kv_dtype,
@@ -156,18 +156,31 @@ class Transformer:
             q = kernels.rms_norm(q, layer.q_norm, config.rms_norm_eps)
             k = kernels.rms_norm(k, layer.k_norm, config.rms_norm_eps)
         q, k = kernels.rotary(q, cos, sin), kernels.rotary(k, cos, sin)
+        mixed = self._mix(q, k, v, batch, kv, index)
+        found: torch.Tensor = kernels.linear(mixed.flatten(1), layer.o.weight, layer.o.bias)
+        return found
+
+    def _mix(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        batch: ForwardBatch,
+        kv: KVPool,
+        index: int,
+    ) -> torch.Tensor:
+        """Keep k, v [T, kv_heads, head_dim] of layer `index`; what q [T, heads, head_dim] sees."""
         k_blocks, v_blocks = kv.token_major(index)
-        kernels.store_kv(k, v, k_blocks, v_blocks, batch.slot_mapping)
-        mixed = kernels.paged_attention(
+        self.kernels.store_kv(k, v, k_blocks, v_blocks, batch.slot_mapping)
+        found: torch.Tensor = self.kernels.paged_attention(
             q,
             k_blocks,
             v_blocks,
             batch.block_tables,
             batch.cu_seqlens,
             batch.context_lens,
-            config.head_dim**-0.5,
+            self.config.head_dim**-0.5,
         )
-        found: torch.Tensor = kernels.linear(mixed.flatten(1), layer.o.weight, layer.o.bias)
         return found
 
     @torch.inference_mode()

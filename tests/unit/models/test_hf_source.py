@@ -47,12 +47,31 @@ def test_names_and_ids(folder: Path) -> None:
         ({"num_hidden_layers": -1}, "num_hidden_layers must be a positive integer"),
         ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope type 'yarn'"),
         ({"rope_parameters": {"rope_type": "llama3"}}, "rope settings lack"),
-        ({"layer_types": ["sliding_attention"] * 2}, "sliding-window"),
+        ({"layer_types": ["sliding_attention"] * 2}, "sliding-window attention is supported for"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries; it must name 2 layers"),
+        ({"layer_types": ["full_attention", "linear"]}, "layer_types holds 'linear'"),
     ],
 )
 def test_config_errors(folder: Path, changes: dict[str, Any], message: str) -> None:
     _change(folder, **changes)
     with pytest.raises(ConfigError, match=message):
+        open_source(folder)
+
+
+def test_windows_that_cannot_be(tmp_path: Path) -> None:
+    folder = save_hf(tiny_hf_model("qwen3"), tmp_path / "tiny-qwen")
+    window = ["full_attention", "sliding_attention"]
+    _change(folder, layer_types=window)
+    with pytest.raises(ConfigError, match="use_sliding_window or sliding_window is missing"):
+        open_source(folder)
+    _change(folder, use_sliding_window=True, sliding_window=4.5)
+    with pytest.raises(ConfigError, match="sliding_window must be a positive integer"):
+        open_source(folder)
+    _change(folder, sliding_window=4)
+    source = open_source(folder)
+    assert (source.config.window_layers, source.config.num_kv_layers) == ((1,), 1)
+    _change(folder, layer_types=window[1:] * 2)
+    with pytest.raises(ConfigError, match="at least one must be full_attention"):
         open_source(folder)
 
 
