@@ -20,6 +20,8 @@ from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device, choose_device
 from finback.shared.engine.device_thread import DeviceThread
 from finback.shared.engine.output import Admission, EngineLoad, StepOutput
+from finback.shared.engine.prefix_hold import PrefixHold
+from finback.shared.engine.prefix_port import PrefixPort
 from finback.shared.engine.resident_runner import new_runner
 from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import (
@@ -63,7 +65,9 @@ class Engine:
         self._device = device
         self._runner = new_runner(model, self.sizes, config, device)
         self._scheduler = Scheduler(self.sizes.scheduler_config(config))
-        self._blocks = BlockPort(self._scheduler.table, self._runner, self.sizes.geometry)
+        table, geometry = self._scheduler.table, self.sizes.geometry
+        self._blocks = BlockPort(table, self._runner, geometry)
+        self.prefixes = PrefixPort(table, self._runner, geometry, self._copy)
         self._on_failure = on_failure
         self._owns_model = owns_model
         self._times = StepTimes()
@@ -101,6 +105,11 @@ class Engine:
     def progress(self) -> int:
         """Rises with every retired step; for ping."""
         return self._steps.progress
+
+    @property
+    def row_ms(self) -> float:
+        """What a row of a prompt takes, about; 0 while no prompt was computed."""
+        return self._times.row_ms
 
     @property
     def step_times(self) -> tuple[StepTime, ...]:
@@ -182,11 +191,20 @@ class Engine:
 
     # -- sequences
 
-    def add(self, spec: SequenceSpec) -> Admission:
-        """Queue a sequence, or refuse it with a reason. A newer attempt replaces an older one."""
-        if not self._steps.is_running:
-            return Admission(accepted=False, reason="stopped", message="the engine has stopped")
-        admission = self._scheduler.add(spec)
+    def add(self, spec: SequenceSpec, hold: PrefixHold | None = None) -> Admission:
+        """Queue a sequence, or refuse it with a reason. A newer attempt replaces an older one.
+
+        `hold`: on its prefix (`prefixes.hold`); kept until the sequence has its blocks.
+        """
+        admission = Admission(accepted=False, reason="stopped", message="the engine has stopped")
+        if self._steps.is_running:
+            admission = self._scheduler.add(spec)
+        if hold is not None:
+            sequence = self._scheduler.table.by_key.get(spec.key) if admission.accepted else None
+            if sequence is None or sequence.block_ids:
+                self.prefixes.release(hold)
+            else:
+                sequence.hold = hold
         self._steps.wake()
         return admission
 
@@ -288,6 +306,12 @@ class Engine:
         work = self._blocks.importing(key, block_index, data)
         if work is not None:
             await self._call(work)
+
+    async def _copy(self, work: Callable[[], None]) -> None:
+        self._check_running()
+        await self._call(work)
+        # Steps that nobody had room for may go on now.
+        self._steps.wake()
 
     def _check_running(self) -> None:
         if not self._steps.is_running:

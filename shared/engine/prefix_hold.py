@@ -61,6 +61,7 @@ class PrefixHolds:
         self._block_size = block_size
         self._cache_key = cache_key
         self._holds: dict[PrefixHold, None] = {}
+        self._borrowed: list[int] = []
 
     def chain(self, token_ids: TokenIds, cache_salt: bytes) -> tuple[bytes, ...]:
         """Hashes of all full blocks of these tokens."""
@@ -147,7 +148,7 @@ class PrefixHolds:
 
     def num_to_give_up(self, but: list[int]) -> int:
         """How many blocks would be free if all holds were given up, those in `but` not counted."""
-        refs = Counter(self.block_ids())
+        refs = Counter(self._held())
         kept = set(but)
         return sum(
             count == self._pool.ref_count(block_id)
@@ -155,8 +156,26 @@ class PrefixHolds:
             if block_id not in kept
         )
 
+    # -- single blocks, while they are copied out
+
+    def borrow(self, block_id: int) -> None:
+        """Keep one findable block from being written over."""
+        self._pool.acquire([block_id])
+        self._borrowed.append(block_id)
+
+    def give_back(self, block_id: int) -> None:
+        """It is copied."""
+        self._borrowed.remove(block_id)
+        self._pool.release([block_id])
+
+    # -- the books
+
     def block_ids(self) -> Iterator[int]:
-        """Every reference that a hold has, for the check of the books."""
+        """Every reference taken here, for the check of the books."""
+        yield from self._held()
+        yield from self._borrowed
+
+    def _held(self) -> Iterator[int]:
         for hold in self._holds:
             yield from hold.block_ids.values()
             yield from hold.pending.values()

@@ -90,6 +90,11 @@ class StepTimes:
         return max(2, int(limit_ms / self._row_ms) // _CHUNK_ROWS) * _CHUNK_ROWS
 
     @property
+    def row_ms(self) -> float:
+        """What a row of a step of many takes; 0 while there was none."""
+        return self._row_ms
+
+    @property
     def step_time_ms(self) -> float:
         """Smoothed time of the last steps."""
         return self._last_ms

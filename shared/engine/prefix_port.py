@@ -1,0 +1,141 @@
+"""Cached prefixes in and out of the device pool: held, restored from the host, copied out to it.
+
+Checked on the event loop, copied on the device thread, one block at a time, each behind the steps that
+are queued there: so a copy comes between two steps and never holds one up for long.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from finback.shared.engine.prefix_hold import PrefixHold, PrefixHolds
+from finback.shared.engine.runner import Runner
+from finback.shared.engine.sequence import Sequence, SequenceSpec, TokenIds
+from finback.shared.engine.table import SequenceTable
+from finback.shared.kv.layout import BlockGeometry
+from finback.shared.kv.stored_block import kv_of, write_tokens
+
+# What a hold that nobody takes over may last; whoever needs its room takes it earlier.
+HOLD_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBlock:
+    """A full block that was computed here and is now findable: block `index` of a sequence."""
+
+    hash: bytes
+    index: int
+    spec: SequenceSpec
+
+
+class PrefixPort:
+    """The engine's prefix cache, for whoever brings blocks from elsewhere or keeps them there.
+
+    `on_new_block` hears of each block worth keeping; `on_change` of (hash, is there) of every block.
+    Both are called while steps are committed and must be quick.
+    """
+
+    def __init__(
+        self,
+        table: SequenceTable,
+        runner: Runner,
+        geometry: BlockGeometry,
+        call: Callable[[Callable[[], None]], Awaitable[None]],
+    ) -> None:
+        self._table = table
+        self._runner = runner
+        self._geometry = geometry
+        self._call = call
+        self.on_new_block: Callable[[NewBlock], None] | None = None
+        table.on_registered = self._registered
+
+    @property
+    def is_enabled(self) -> bool:
+        """Whether blocks are reused at all."""
+        return self._table.config.prefix_caching
+
+    @property
+    def on_change(self) -> Callable[[bytes, bool], None] | None:
+        """Hears (hash, True) of blocks that become findable here, (hash, False) of those that go."""
+        return self._table.pool.on_change
+
+    @on_change.setter
+    def on_change(self, listener: Callable[[bytes, bool], None] | None) -> None:
+        self._table.pool.on_change = listener
+
+    def hashes(self) -> list[bytes]:
+        """All blocks that are findable here now."""
+        return self._table.pool.hashes()
+
+    def chain(self, token_ids: TokenIds, cache_salt: bytes) -> tuple[bytes, ...]:
+        """Hashes of the full blocks of these tokens."""
+        return self._table.holds.chain(token_ids, cache_salt)
+
+    # -- holds
+
+    def hold(self, token_ids: TokenIds, cache_salt: bytes) -> PrefixHold:
+        """Keep what the pool has of these known tokens, until `release`, `Engine.add` or `HOLD_S`."""
+        if not self.is_enabled:
+            return PrefixHold(hashes=(), tokens=(), num_prompt=token_ids.size, is_released=True)
+        hold = self._table.holds.hold(token_ids, cache_salt)
+        timer = asyncio.get_running_loop().call_later(HOLD_S, self.release, hold)
+        hold.on_release = timer.cancel
+        return hold
+
+    def catch_up(self, hold: PrefixHold) -> None:
+        """Keep what has come into the pool since."""
+        self._table.holds.catch_up(hold)
+
+    def release(self, hold: PrefixHold) -> None:
+        """Let go; the blocks stay findable until their room is needed."""
+        self._table.holds.release(hold)
+
+    async def restore(self, hold: PrefixHold, index: int, payload: memoryview) -> bool:
+        """Copy a stored block (`stored_block`) into the pool; True if block `index` is then held.
+
+        False: the pool is nearly full, or the hold was given up. ValueError: it is another block.
+        `payload` must not change before this returns.
+        """
+        data = kv_of(payload, self._geometry, hold.tokens[index])
+        # Whoever decodes may need a block at its next step.
+        spare = len(self._table.running) + 1
+        block_id = self._table.holds.take_room(hold, index, spare)
+        if block_id is None:
+            return index in hold.block_ids
+        is_good = False
+        try:
+            size = self._geometry.block_size
+            await self._call(partial(self._runner.unpack_block, block_id, size, data))
+            is_good = True
+        finally:
+            landed = self._table.holds.land(hold, index, is_good=is_good)
+        return landed
+
+    # -- out
+
+    async def copy_out(self, block_hash: bytes, payload: memoryview) -> bool:
+        """Write a findable block as it is stored; False if it is not here (any more).
+
+        Not to be cancelled: the device thread writes into `payload` until this returns.
+        """
+        found = self._table.pool.find(block_hash)
+        if found is None:
+            return False
+        block_id, tokens = found
+        write_tokens(payload, self._geometry, tokens)
+        size, num_bytes = self._geometry.block_size, self._geometry.block_bytes
+        holds: PrefixHolds = self._table.holds
+        holds.borrow(block_id)
+        try:
+            work = partial(self._runner.pack_block, block_id, size, payload[:num_bytes])
+            await self._call(work)
+        finally:
+            holds.give_back(block_id)
+        return True
+
+    def _registered(self, sequence: Sequence, index: int) -> None:
+        if self.on_new_block is not None:
+            block = NewBlock(hash=sequence.hashes[index], index=index, spec=sequence.spec)
+            self.on_new_block(block)
