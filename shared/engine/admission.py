@@ -20,8 +20,13 @@ def refusal(table: SequenceTable, spec: SequenceSpec) -> Admission | None:
             f"the prompt has {spec.token_ids.size} tokens, which leaves no room for an answer "
             f"in a context of {config.max_model_len}",
         )
-    if int(spec.token_ids.min()) < 0 or int(spec.token_ids.max()) >= config.vocab_size:
-        return refuse("bad_token", f"a token id is outside of [0, {config.vocab_size})")
+    for ids in (spec.token_ids, spec.completion):
+        if ids.size and not 0 <= int(ids.min()) <= int(ids.max()) < config.vocab_size:
+            return refuse("bad_token", f"a token id is outside of [0, {config.vocab_size})")
+    room = min(spec.sampling.max_tokens, config.max_model_len - spec.token_ids.size)
+    if spec.completion.size >= room:
+        # Where it was begun there was room for more, or it would have ended there.
+        return refuse("no_room", f"the answer has {spec.completion.size} tokens of {room} already")
     known = table.by_key.get(spec.key)
     record = table.ended.get(spec.key)
     attempt = known.spec.attempt if known else record.attempt if record else 0
@@ -35,20 +40,22 @@ def refusal(table: SequenceTable, spec: SequenceSpec) -> Admission | None:
 def make_sequence(config: SchedulerConfig, spec: SequenceSpec, arrival: int) -> Sequence:
     """The state of a new sequence."""
     num_prompt = int(spec.token_ids.size)
-    max_total = num_prompt
+    num_tokens = num_prompt + int(spec.completion.size)
+    max_total = num_tokens
     if spec.mode != "prefill":
         max_total = min(num_prompt + spec.sampling.max_tokens, config.max_model_len)
     tokens = np.empty(max_total, dtype=np.int32)
     tokens[:num_prompt] = spec.token_ids
+    tokens[num_prompt:num_tokens] = spec.completion
     return Sequence(
         spec=spec,
         order=(spec.priority, arrival),
         tokens=tokens,
         num_prompt=num_prompt,
-        num_tokens=num_prompt,
+        num_tokens=num_tokens,
         max_total=max_total,
         root_hash=block_hash.prompt_root(config.cache_key, spec.cache_salt, config.block_size),
-        credit=spec.credit_tokens,
+        credit=spec.completion.size + spec.credit_tokens,
         stops=stop_ids(spec.sampling, config.eos_token_ids),
     )
 

@@ -39,7 +39,7 @@ def end_info(
         finish_reason=reason,
         stop_token_id=stop_token_id,
         num_prompt_tokens=sequence.num_prompt,
-        num_cached_tokens=max(0, sequence.num_cached),
+        num_cached_tokens=sequence.num_cached_prompt,
         num_completion_tokens=sequence.num_completion,
         num_draft_tokens=sequence.num_drafted,
         num_accepted_tokens=sequence.num_accepted,

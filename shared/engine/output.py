@@ -45,7 +45,7 @@ class SequenceOutput:
 class PrefillProgress:
     """A mode-prefill sequence has the KV of its first `num_computed_tokens`; never goes back.
 
-    At num_prompt_tokens - 1 it is complete, and its blocks are held until `release`.
+    At all known tokens but the last it is complete, and its blocks are held until `release`.
     """
 
     key: SequenceKey

@@ -159,6 +159,8 @@ class StepPlanner:
         if missing <= 0:
             return True
         fresh = self._table.pool.allocate(missing)
+        while fresh is None and self._table.holds.give_up_one():
+            fresh = self._table.pool.allocate(missing)
         if fresh is None:
             return False
         sequence.block_ids += fresh
@@ -231,7 +233,7 @@ class StepPlanner:
         """Hashes of prompt blocks that running sequences compute now, or will."""
         coming: set[bytes] = set()
         for sequence in self._table.running:
-            if sequence.num_computed < sequence.num_prompt:
+            if sequence.num_computed < sequence.num_prompt + sequence.spec.completion.size:
                 coming.update(self._table.unregistered_hashes(sequence))
         return coming
 

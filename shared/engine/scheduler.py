@@ -64,7 +64,7 @@ class Scheduler:
         self.table.ended.pop(spec.key, None)
         self.table.by_key[spec.key] = sequence
         if spec.has_grammar and spec.mode == "full":
-            self._news.want_masks.append((spec.key, 0))
+            self._news.want_masks.append((spec.key, sequence.num_completion))
         return Admission(accepted=True, num_cached_tokens=num_cached)
 
     def activate(
@@ -74,14 +74,14 @@ class Scheduler:
         sequence = self.table.by_key.get(key)
         if sequence is None or sequence.state is not State.RESERVED:
             return False
-        known = min(num_computed_tokens, sequence.num_prompt - 1)
+        known = min(num_computed_tokens, sequence.num_tokens - 1)
         sequence.num_computed = max(sequence.num_computed, known)
         if num_cached_tokens is not None:
             sequence.num_cached = max(sequence.num_cached, num_cached_tokens)
-        self.table.register_blocks(sequence)
+        self.table.register_blocks(sequence, is_computed=False)
         self.table.enqueue(sequence)
         if sequence.spec.has_grammar:
-            self._news.want_masks.append((key, 0))
+            self._news.want_masks.append((key, sequence.num_completion))
         return True
 
     def abort(self, key: SequenceKey) -> Sequence | None:

@@ -27,12 +27,16 @@ class SequenceSpec:
     `token_ids`: the prompt, int32 [num_prompt_tokens]. `mode`:
 
     - `full`: compute the prompt, then generate;
-    - `prefill`: compute the KV of all prompt tokens but the last, sample nothing, and hold the
+    - `prefill`: compute the KV of all known tokens but the last, sample nothing, and hold the
       blocks until `release`;
-    - `decode`: reserve blocks for the prompt and wait for `activate`, then generate.
+    - `decode`: reserve blocks for the known tokens and wait for `activate`, then generate.
 
-    `seed` replaces `sampling.seed` (each choice has its own). `credit_tokens`: the completion
-    length up to which the sequence may run before `grant`. `cache_salt` keeps prefixes of different
+    `completion`: tokens of the answer that are known already, int32; the sequence goes on behind
+    them as if it had made them (an answer that another instance began). They count for lengths,
+    penalties and positions, and are not told again.
+
+    `seed` replaces `sampling.seed` (each choice has its own). `credit_tokens`: how far behind the
+    known completion the sequence may run before `grant`. `cache_salt` keeps prefixes of different
     tenants apart. `priority`: smaller is served first; equal ones by arrival.
 
     `tenant`, `traffic_class` and `retention_s` say whose its blocks are and how long a cache keeps
@@ -44,6 +48,7 @@ class SequenceSpec:
     token_ids: TokenIds
     sampling: SamplingSpec
     seed: int
+    completion: TokenIds = field(default_factory=lambda: np.empty(0, dtype=np.int32))
     mode: Mode = "full"
     has_grammar: bool = False
     drafting: bool = False
@@ -136,6 +141,11 @@ class Sequence:
         return self.num_tokens - self.num_prompt
 
     @property
+    def num_cached_prompt(self) -> int:
+        """Prompt tokens that were cached when the sequence came; 0 while that is not known."""
+        return max(0, min(self.num_cached, self.num_prompt))
+
+    @property
     def target(self) -> int:
         """How many known tokens are to be computed: a prompt to hand over lacks its last."""
         return self.num_tokens - 1 if self.spec.mode == "prefill" else self.num_tokens
@@ -144,7 +154,7 @@ class Sequence:
         """Counts so far, of a completion cut to `num_completion` tokens if given."""
         return SequenceCounts(
             num_prompt_tokens=self.num_prompt,
-            num_cached_tokens=max(0, self.num_cached),
+            num_cached_tokens=self.num_cached_prompt,
             num_completion_tokens=(
                 self.num_completion if num_completion is None else num_completion
             ),
