@@ -1,0 +1,1 @@
+"""Op `expert_mlp`; the contract is the docstring of reference.py."""

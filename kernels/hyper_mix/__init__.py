@@ -1,0 +1,1 @@
+"""Op `hyper_mix`; the contract is the docstring of reference.py."""

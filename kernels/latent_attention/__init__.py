@@ -1,0 +1,1 @@
+"""Op `latent_attention`; the contract is the docstring of reference.py."""

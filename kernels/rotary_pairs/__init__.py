@@ -1,0 +1,1 @@
+"""Op `rotary_pairs`; the contract is the docstring of reference.py."""

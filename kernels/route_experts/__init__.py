@@ -1,0 +1,1 @@
+"""Op `route_experts`; the contract is the docstring of reference.py."""

@@ -1,0 +1,1 @@
+"""Op `select_entries`; the contract is the docstring of reference.py."""

@@ -1,0 +1,81 @@
+"""The V4 network in plain torch: the truth that faster implementations are checked against."""
+
+import torch
+
+from finback.kernels.hyper_mix.reference import Mix, hyper_collapse, hyper_mix, hyper_spread
+from finback.kernels.rms_norm.reference import rms_norm
+from finback.shared.models.deepseek_v4.attention import Attention
+from finback.shared.models.deepseek_v4.batch import V4Batch
+from finback.shared.models.deepseek_v4.config import V4Config
+from finback.shared.models.deepseek_v4.memory import LayerMemory, V4Memory
+from finback.shared.models.deepseek_v4.mixture import Mixture
+from finback.shared.models.deepseek_v4.rope import Rotation
+from finback.shared.models.deepseek_v4.weights import HyperWeights, LayerWeights, V4Weights
+
+
+class Layer:
+    """Two sites: attention and experts, each between a mix of the streams and their spreading."""
+
+    def __init__(
+        self, config: V4Config, ratio: int, weights: LayerWeights, rotation: Rotation
+    ) -> None:
+        self._config = config
+        self._weights = weights
+        self._attention = Attention(config, ratio, weights.attention, rotation)
+        self._mixture = Mixture(config, weights.mixture)
+
+    def __call__(self, batch: V4Batch, streams: torch.Tensor, memory: LayerMemory) -> torch.Tensor:
+        """streams [N, n, d] -> the same."""
+        weights, eps = self._weights, self._config.norm_eps
+        mix = self._mixed(streams, weights.attention_mix)
+        hidden = rms_norm(mix.hidden, weights.attention_norm, eps)
+        streams = hyper_spread(streams, self._attention(batch, hidden, memory), mix)
+        mix = self._mixed(streams, weights.mixture_mix)
+        hidden = rms_norm(mix.hidden, weights.mixture_norm, eps)
+        return hyper_spread(streams, self._mixture(batch.token_ids, hidden), mix)
+
+    def _mixed(self, streams: torch.Tensor, weights: HyperWeights) -> Mix:
+        config = self._config
+        return hyper_mix(
+            streams,
+            weights.fn,
+            weights.base,
+            weights.scale,
+            norm_eps=config.norm_eps,
+            eps=config.hyper_eps,
+            num_iterations=config.sinkhorn_iterations,
+        )
+
+
+class V4Network:
+    """All layers and the head."""
+
+    def __init__(self, config: V4Config, weights: V4Weights, device: str = "cpu") -> None:
+        self.config = config
+        self._weights = weights
+        rotations = {ratio: Rotation(config, ratio, device) for ratio in set(config.ratios)}
+        self._layers = tuple(
+            Layer(config, ratio, layer, rotations[ratio])
+            for ratio, layer in zip(config.ratios, weights.layers, strict=True)
+        )
+
+    def forward(self, batch: V4Batch, memory: V4Memory) -> torch.Tensor:
+        """Run the layers, write block KV and state; normed hidden states of `logit_rows` [R, d]."""
+        config, weights = self.config, self._weights
+        embedded = weights.embedding[batch.token_ids]
+        streams = embedded[:, None, :].expand(-1, config.num_streams, -1)
+        for layer, own in zip(self._layers, memory.layers, strict=True):
+            streams = layer(batch, streams, own)
+        collapsed = hyper_collapse(
+            streams[batch.logit_rows],
+            weights.head_mix.fn,
+            weights.head_mix.base,
+            weights.head_mix.scale,
+            norm_eps=config.norm_eps,
+            eps=config.hyper_eps,
+        )
+        return rms_norm(collapsed, weights.norm, config.norm_eps)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """float32 [R, vocab_size]."""
+        return (hidden @ self._weights.head.t()).float()

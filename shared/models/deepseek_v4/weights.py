@@ -1,0 +1,88 @@
+"""A V4 model's tensors by what they are for. Matrices are [out, in]; names as in the digest."""
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HyperWeights:
+    """One mixing site: fn [24, n * d], base [24], scale [3] (the head's: [n, n * d], [n], [1])."""
+
+    fn: torch.Tensor
+    base: torch.Tensor
+    scale: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompressorWeights:
+    """content and gate [channels, d], position_bias [ratio, channels] float32, norm [width]."""
+
+    content: torch.Tensor
+    gate: torch.Tensor
+    position_bias: torch.Tensor
+    norm: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexerWeights:
+    """query [index heads * index dim, q_rank], head_weights [index heads, d], and its compressor."""
+
+    query: torch.Tensor
+    head_weights: torch.Tensor
+    compressor: CompressorWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionWeights:
+    """query_b [H * D, q_rank], latent [D, d], output_a [groups * rank, H / groups * D]."""
+
+    query_a: torch.Tensor
+    query_norm: torch.Tensor
+    query_b: torch.Tensor
+    latent: torch.Tensor
+    latent_norm: torch.Tensor
+    sinks: torch.Tensor
+    output_a: torch.Tensor
+    output_b: torch.Tensor
+    compressor: CompressorWeights | None = None
+    indexer: IndexerWeights | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureWeights:
+    """gate [experts, d]; expert_gate_up [own experts, 2f, d], expert_down [own experts, d, f].
+
+    `bias` [experts] float32 of a score-routed layer; `table` int64 [vocab, k] of a hash-routed one.
+    """
+
+    gate: torch.Tensor
+    expert_gate_up: torch.Tensor
+    expert_down: torch.Tensor
+    shared_gate_up: torch.Tensor
+    shared_down: torch.Tensor
+    bias: torch.Tensor | None = None
+    table: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerWeights:
+    """One layer."""
+
+    attention_mix: HyperWeights
+    attention_norm: torch.Tensor
+    attention: AttentionWeights
+    mixture_mix: HyperWeights
+    mixture_norm: torch.Tensor
+    mixture: MixtureWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class V4Weights:
+    """The whole model."""
+
+    embedding: torch.Tensor
+    layers: tuple[LayerWeights, ...]
+    head_mix: HyperWeights
+    norm: torch.Tensor
+    head: torch.Tensor
