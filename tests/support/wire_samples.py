@@ -57,7 +57,7 @@ def add_missing() -> list[str]:
     for message_type in message_types():
         schema = codec.schema_of(message_type)
         known = golden.setdefault(schema, [])
-        now = codec.encode(sample(message_type)).hex()
+        now = codec.pack(sample(message_type)).hex()
         if now not in known:
             known.append(now)
             added.append(schema)
