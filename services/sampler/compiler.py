@@ -1,45 +1,42 @@
-"""Compiles grammars against the model's vocabulary, once each, within budgets, and keeps them.
+"""Compiles one grammar with the engine and says what that took. Runs in a worker process.
 
-The engine bounds its own work (fuel for lexing, items, states, size), which ends a hostile grammar
-within about a second. What is left is bounded by time: a compilation that takes longer is given up,
-its thread is left to end by itself, and while too many such threads run nothing new is compiled.
-(A thread cannot be killed; killable workers would have to be processes.)
+The engine bounds its own work by fuel (lexing, items, states, size). What fuel does not bound, time
+and memory, is bounded from outside: the process is killed (`worker_pool`).
 """
 
 import re
-import threading
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import anyio
-import numpy as np
-from anyio import to_thread
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-from finback.services.sampler.grammar_source import engine_text, grammar_id, is_exact, param_of
+from finback.services.sampler.grammar_source import Source, is_exact, param_of, read_source
+from finback.services.sampler.worker_memory import allocated_bytes
 from finback.shared.clock import monotonic_s
-from finback.shared.errors import InvalidRequest, Overloaded
+from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
-COMPILE_TIMEOUT_S: Final = 3.0
-MAX_THREADS: Final = 2
-CACHE_BYTES: Final = 24 * 1024 * 1024
-# What a compiled and used grammar holds, by measurement on real-world schemas (the engine does not
-# tell): a floor, and a multiple of its text.
-_BASE_BYTES: Final = 320 * 1024
-_BYTES_PER_TEXT_BYTE: Final = 64
+# A copy of the beginning, what a sequence leaves behind in the shared lexer.
+_BASE_BYTES: Final = 96 * 1024
+_BYTES_PER_TEXT_BYTE: Final = 8
+_TRIAL_TOKENS: Final = 8
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Grammar:
-    """A compiled grammar. `start` is a matcher at its beginning: copy it, never advance it."""
+    """A compiled grammar. `start` is a matcher at its beginning: copy it, never advance it.
+
+    `num_bytes`: what the allocator gave for it, or an estimate by the text's length if that is more.
+    `max_mask_ms`: the slowest of the masks of a short walk.
+    """
 
     grammar_id: str
     start: LLMatcher
+    source: Source
     num_bytes: int
     compile_ms: float
+    max_mask_ms: float
 
 
 class Vocabulary:
@@ -65,108 +62,75 @@ class Vocabulary:
         return bytes(mask)
 
 
-class GrammarCompiler:
-    """A cache of compiled grammars by content, least recently used out first."""
+def engine_limits() -> LLParserLimits:
+    """The fuel of a grammar: about 80 ms of lexing to begin with, about 15 ms a mask."""
+    return LLParserLimits(
+        initial_lexer_fuel=4_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=60_000,
+        max_grammar_size=200_000,
+        verbose_errors=False,
+    )
 
-    def __init__(self, vocabulary: Vocabulary, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self._vocabulary = vocabulary
-        self._cache_bytes = cache_bytes
-        self._cache: OrderedDict[str, Grammar] = OrderedDict()
-        self._num_bytes = 0
-        self._num_threads = 0
-        self._count_lock = threading.Lock()
-        self._limits = LLParserLimits(
-            initial_lexer_fuel=4_000_000,
-            step_lexer_fuel=200_000,
-            step_max_items=50_000,
-            max_lexer_states=60_000,
-            max_grammar_size=200_000,
-            verbose_errors=False,
-        )
 
-    @property
-    def num_cached(self) -> int:
-        """Compiled grammars at hand."""
-        return len(self._cache)
-
-    @property
-    def num_bytes(self) -> int:
-        """What they hold, estimated."""
-        return self._num_bytes
-
-    def find(self, wanted_id: str) -> Grammar | None:
-        """A grammar compiled before; it counts as used."""
-        found = self._cache.get(wanted_id)
-        if found is not None:
-            self._cache.move_to_end(wanted_id)
-        return found
-
-    async def compile(self, spec: GrammarSpec) -> Grammar:
-        """Compile, or find, off the event loop. Raises `InvalidRequest`, `Overloaded`."""
-        wanted_id = grammar_id(spec)
-        found = self.find(wanted_id)
-        if found is not None:
-            return found
-        with self._count_lock:
-            if self._num_threads >= MAX_THREADS:
-                raise Overloaded(
-                    "the grammar compiler is busy", reason="compiler_busy", retry_after_s=1.0
-                )
-            self._num_threads += 1
-        with anyio.move_on_after(COMPILE_TIMEOUT_S):
-            made = await to_thread.run_sync(self._counted, spec, abandon_on_cancel=True)
-            return self._keep(made)
+def compile_grammar(vocabulary: Vocabulary, spec: GrammarSpec, grammar_id: str) -> Grammar:
+    """Analyse, compile and try out a client's grammar. Raises `InvalidRequest`."""
+    started_s, held_bytes = monotonic_s(), allocated_bytes()
+    source = read_source(spec)
+    matcher = load_grammar(vocabulary, source.text)
+    _check(spec, matcher)
+    mask_ms = [_timed_mask(vocabulary, matcher)]
+    _check(spec, matcher)
+    compile_ms = (monotonic_s() - started_s) * 1000
+    if not any(vocabulary.bitmask(matcher)):
         raise InvalidRequest(
-            f"the grammar takes longer than {COMPILE_TIMEOUT_S:g} s to compile",
-            param=param_of(spec.kind),
-            reason="compile_time",
+            "the grammar allows no text at all", param=param_of(spec.kind), reason="empty"
         )
+    mask_ms += _try_out(vocabulary, spec, matcher)
+    estimate = _BASE_BYTES + _BYTES_PER_TEXT_BYTE * len(source.text)
+    return Grammar(
+        grammar_id=grammar_id,
+        start=matcher,
+        source=source,
+        num_bytes=max(estimate, allocated_bytes() - held_bytes),
+        compile_ms=compile_ms,
+        max_mask_ms=max(mask_ms),
+    )
 
-    def _counted(self, spec: GrammarSpec) -> Grammar:
-        try:
-            return self._compile(spec)
-        finally:
-            with self._count_lock:
-                self._num_threads -= 1
 
-    def _compile(self, spec: GrammarSpec) -> Grammar:
-        started_s = monotonic_s()
-        text = engine_text(spec)
-        matcher = LLMatcher(self._vocabulary.tokenizer, text, log_level=0, limits=self._limits)
-        _check(spec, matcher)
-        is_empty = not any(self._vocabulary.bitmask(matcher))
-        _check(spec, matcher)
-        if is_empty:
-            raise InvalidRequest(
-                "the grammar allows no text at all", param=param_of(spec.kind), reason="empty"
-            )
-        self._try_out(spec, matcher)
-        return Grammar(
-            grammar_id=grammar_id(spec),
-            start=matcher,
-            num_bytes=_BASE_BYTES + _BYTES_PER_TEXT_BYTE * len(text),
-            compile_ms=(monotonic_s() - started_s) * 1000,
-        )
+def load_grammar(vocabulary: Vocabulary, engine_text: str) -> LLMatcher:
+    """A matcher for the engine's own form of a grammar. Its faults are in `get_error`."""
+    return LLMatcher(vocabulary.tokenizer, engine_text, log_level=0, limits=engine_limits())
 
-    def _try_out(self, spec: GrammarSpec, start: LLMatcher) -> None:
-        """One token on, a grammar too wide to be followed shows itself."""
-        allowed = np.frombuffer(self._vocabulary.bitmask(start), np.uint8)
-        first = int(np.flatnonzero(np.unpackbits(allowed, bitorder="little"))[0])
-        if first in self._vocabulary.eos_ids:
-            return
-        trial = start.deep_copy()
-        trial.consume_token(first)
-        trial.compute_bitmask()
+
+def _try_out(vocabulary: Vocabulary, spec: GrammarSpec, start: LLMatcher) -> list[float]:
+    """Milliseconds of each mask of a walk; a grammar too wide to be followed shows itself."""
+    trial, times_ms = start.deep_copy(), []
+    for step in range(_TRIAL_TOKENS):
+        token_id = _allowed_token(vocabulary.bitmask(trial), step, vocabulary.eos_ids)
+        if token_id is None:
+            break
+        trial.consume_token(token_id)
+        times_ms.append(_timed_mask(vocabulary, trial))
         _check(spec, trial)
+    return times_ms
 
-    def _keep(self, grammar: Grammar) -> Grammar:
-        known = self._cache.pop(grammar.grammar_id, None)
-        self._num_bytes += grammar.num_bytes - (known.num_bytes if known else 0)
-        self._cache[grammar.grammar_id] = grammar
-        while self._num_bytes > self._cache_bytes and len(self._cache) > 1:
-            _, oldest = self._cache.popitem(last=False)
-            self._num_bytes -= oldest.num_bytes
-        return grammar
+
+def _timed_mask(vocabulary: Vocabulary, matcher: LLMatcher) -> float:
+    started_s = monotonic_s()
+    vocabulary.bitmask(matcher)
+    return (monotonic_s() - started_s) * 1000
+
+
+def _allowed_token(bitmask: bytes, step: int, eos_ids: Sequence[int]) -> int | None:
+    """The lowest token that may come (the highest at odd steps) and does not end the text."""
+    allowed = int.from_bytes(bitmask, "little")
+    for token_id in eos_ids:
+        allowed &= ~(1 << token_id)
+    if not allowed:
+        return None
+    return allowed.bit_length() - 1 if step % 2 else (allowed & -allowed).bit_length() - 1
 
 
 def _check(spec: GrammarSpec, matcher: LLMatcher) -> None:

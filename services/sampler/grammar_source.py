@@ -7,10 +7,12 @@ construct that cannot be served.
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from typing import Any, Final
 
 from llguidance import LLMatcher
 
+from finback.services.sampler.policy import engine_of
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
@@ -48,7 +50,23 @@ def param_of(kind: str) -> str:
 def grammar_id(spec: GrammarSpec) -> str:
     """Content hash of a grammar, 32 hex digits; the same on every instance."""
     content = f"{spec.kind}\0{spec.text}".encode(errors="surrogatepass")
+    if spec.strictness != "strict":
+        content += f"\0{spec.strictness}".encode()
     return hashlib.blake2b(content, digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """The engine's own form of a grammar, and the parts of it that are not enforced."""
+
+    text: str
+    engine: str
+    widened: tuple[str, ...] = ()
+
+
+def read_source(spec: GrammarSpec) -> Source:
+    """Analyse and translate. Raises `InvalidRequest`."""
+    return Source(text=engine_text(spec), engine=engine_of(spec.kind))
 
 
 def engine_text(spec: GrammarSpec) -> str:

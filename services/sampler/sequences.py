@@ -13,7 +13,7 @@ from typing import Final
 
 from llguidance import LLMatcher
 
-from finback.services.sampler.compiler import Grammar, Vocabulary
+from finback.services.sampler.compiler import Vocabulary
 from finback.shared.wire.messages.sampler import Mask, MaskRow
 
 IDLE_S: Final = 120.0
@@ -46,12 +46,12 @@ class Sequences:
     def __len__(self) -> int:
         return len(self._known)
 
-    def answer(self, key: SequenceKey, row: MaskRow, grammar: Grammar | None, now_s: float) -> Mask:
+    def answer(self, key: SequenceKey, row: MaskRow, start: LLMatcher | None, now_s: float) -> Mask:
         """Advance the row's sequence by its tokens and say what may come after them.
 
-        `grammar` None: it is not at hand, and was not sent along.
+        `start` is the grammar's beginning. None: it is not at hand.
         """
-        sequence = self._open(key, row, grammar, now_s)
+        sequence = self._open(key, row, start, now_s)
         if sequence is None:
             return _mask(row, row.position, need_grammar=True)
         if row.position > len(sequence.token_ids):
@@ -85,15 +85,15 @@ class Sequences:
         return len(idle)
 
     def _open(
-        self, key: SequenceKey, row: MaskRow, grammar: Grammar | None, now_s: float
+        self, key: SequenceKey, row: MaskRow, start: LLMatcher | None, now_s: float
     ) -> _Sequence | None:
         """The state of `key`, a new one if need be; None if that needs a grammar that is not here."""
         with self._lock:
             sequence = self._known.get(key)
             if sequence is None or sequence.grammar_id != row.grammar_id:
-                if grammar is None:
+                if start is None:
                     return None
-                sequence = _Sequence(row.grammar_id, grammar.start.deep_copy(), now_s)
+                sequence = _Sequence(row.grammar_id, start.deep_copy(), now_s)
                 self._known[key] = sequence
             sequence.used_s = now_s
             self._known.move_to_end(key)

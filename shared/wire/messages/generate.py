@@ -60,11 +60,14 @@ class GrammarSpec:
     schema, the expression, the JSON list of choices (empty for json_object), or `{lark, parts}`, where
     the Lark text names parts (`@p0`) that are grammars of the other kinds: {kind, text, is_lenient}.
     `grammar_id` is the content hash that the sampler answered to `sampler.CompileRequest`.
+    `strictness`: `strict` refuses what cannot be enforced exactly, `lenient` lets that part go and
+    says so (`CompileReply.widened`).
     """
 
     kind: str
     text: str = ""
     grammar_id: str = ""
+    strictness: str = "strict"
 
 
 @message("generate.ChoiceSpec/1")
@@ -114,8 +117,9 @@ class EndInfo:
     """How one choice ended: exactly one a choice and attempt.
 
     `finish_reason` is `stop`, `length`, `cancelled` or `error`; `stop_token_id` the token that
-    ended it. Counts are of this choice. `error_instance`: whose failure an error is, if one's; a
-    retry avoids it.
+    ended it. Counts are of this choice, `num_completion_tokens` with what an earlier attempt made.
+    `error_instance`: whose failure an error is, if one's; a retry avoids it. `error_reason` is
+    `draining` when an instance hands its streams on before it stops.
     """
 
     finish_reason: str
@@ -129,6 +133,7 @@ class EndInfo:
     error_code: str = ""
     error_message: str = ""
     error_instance: str = ""
+    error_reason: str = ""
 
 
 @message("generate.TokenLogprob/1")
@@ -144,7 +149,8 @@ class TokenLogprob:
 class TokenRow:
     """New tokens of one choice. `offset` is the index of the first one in the completion.
 
-    `token_ids`: int32 little-endian, possibly empty when only `end` is told.
+    `token_ids`: int32 little-endian, possibly empty when only `end` is told. `num_cached_tokens`:
+    with the first row of a choice and attempt, prompt tokens that needed no computing.
     """
 
     request_id: str
@@ -154,6 +160,7 @@ class TokenRow:
     token_ids: bytes = b""
     logprobs: tuple[TokenLogprob, ...] | None = None
     end: EndInfo | None = None
+    num_cached_tokens: int | None = None
 
 
 @message("generate.TokenBatch/1")

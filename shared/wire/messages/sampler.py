@@ -6,19 +6,32 @@ from finback.shared.wire.messages.generate import GrammarSpec
 
 @message("sampler.CompileRequest/1")
 class CompileRequest:
-    """Asked by a gateway on `sampler.compile`: check and keep a grammar (or refuse it with 400)."""
+    """Asked by a gateway on `sampler.compile`: check and keep a grammar (or refuse it with 400).
+
+    `vocab_size`: the width of the caller's logits; refused if the sampler's is another. 0: not told.
+    """
 
     model: str
     grammar: GrammarSpec
+    vocab_size: int = 0
 
 
 @message("sampler.CompileReply/1")
 class CompileReply:
-    """`grammar_id` is the content hash; the same grammar gets the same id everywhere."""
+    """`grammar_id` is the content hash; the same grammar gets the same id everywhere.
+
+    `widened`: what a lenient grammar does not enforce, each as a JSON pointer into the schema
+    (`#/properties/a/not`). `engine` compiled it; `placement` is `shared` or, for one whose masks may
+    be slow, `own`: the worker that computes them. `num_bytes`: what it takes to hold it.
+    """
 
     grammar_id: str
     is_cached: bool
     compile_ms: float
+    widened: tuple[str, ...] = ()
+    engine: str = ""
+    placement: str = ""
+    num_bytes: int = 0
 
 
 @message("sampler.MaskRow/1")
@@ -38,13 +51,17 @@ class MaskRow:
 
 @message("sampler.MaskRequest/1")
 class MaskRequest:
-    """Asked by decode on `sampler.mask` for the sequences that took a token."""
+    """Asked by decode on `sampler.mask` for the sequences that took a token.
+
+    `vocab_size` as in `CompileRequest`.
+    """
 
     instance: str
     epoch: int
     model: str
     rows: tuple[MaskRow, ...]
     ended: tuple[tuple[str, int], ...] = ()
+    vocab_size: int = 0
 
 
 @message("sampler.Mask/1")
@@ -68,6 +85,6 @@ class Mask:
 
 @message("sampler.MaskReply/1")
 class MaskReply:
-    """One answer a row."""
+    """One answer a row, but for rows that would hold up the others: those are to be asked again."""
 
     masks: tuple[Mask, ...]

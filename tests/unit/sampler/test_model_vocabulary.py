@@ -2,11 +2,10 @@
 
 import json
 
-import anyio
 import pytest
 from llguidance import LLMatcher
 
-from finback.services.sampler.compiler import GrammarCompiler, Vocabulary
+from finback.services.sampler.compiler import Vocabulary, compile_grammar
 from finback.services.sampler.model_vocabulary import engine_tokenizer, read_table
 from finback.shared.codec.byte_alphabet import CHAR_OF
 from finback.shared.codec.load import load_tokenizer
@@ -66,7 +65,7 @@ def test_a_hugging_face_tokenizer_with_padded_logits() -> None:
     vocabulary = open_vocabulary(hf_files(), 301)
     assert vocabulary.bitmask_bytes == 40
     spec = GrammarSpec(kind="regex", text="ab|<tool>|<\\|im_start\\|>")
-    matcher = anyio.run(GrammarCompiler(vocabulary).compile, spec).start.deep_copy()
+    matcher = compile_grammar(vocabulary, spec, "").start.deep_copy()
     assert allowed(vocabulary, matcher) == sorted([ord("a"), 256, ord("<"), 259])
     assert matcher.consume_token(256)
     assert allowed(vocabulary, matcher) == [END]

@@ -1,12 +1,12 @@
 """Sequence states: advanced, taken back, lost, rebuilt; always the mask of a fresh matcher."""
 
-import anyio
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 
-from finback.services.sampler.compiler import Grammar, GrammarCompiler, Vocabulary
+from finback.services.sampler.compiler import Vocabulary, compile_grammar
 from finback.services.sampler.sequences import IDLE_S, SequenceKey, Sequences
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.wire.messages.generate import GrammarSpec
@@ -16,9 +16,9 @@ KEY: SequenceKey = ("decode-a", 1, "r", 0)
 
 
 @pytest.fixture(scope="module")
-def grammar(vocabulary: Vocabulary) -> Grammar:
+def grammar(vocabulary: Vocabulary) -> LLMatcher:
     spec = GrammarSpec(kind="regex", text="[a-c]{4,12}")
-    return anyio.run(GrammarCompiler(vocabulary).compile, spec)
+    return compile_grammar(vocabulary, spec, "").start
 
 
 def row(position: int, token_ids: list[int], grammar_id: str = "") -> MaskRow:
@@ -31,8 +31,8 @@ def row(position: int, token_ids: list[int], grammar_id: str = "") -> MaskRow:
     )
 
 
-def fresh(vocabulary: Vocabulary, grammar: Grammar, token_ids: list[int]) -> bytes:
-    matcher = grammar.start.deep_copy()
+def fresh(vocabulary: Vocabulary, grammar: LLMatcher, token_ids: list[int]) -> bytes:
+    matcher = grammar.deep_copy()
     assert matcher.consume_tokens(token_ids)
     return vocabulary.bitmask(matcher)
 
@@ -41,7 +41,9 @@ def letters(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.encode(letter)[0] for letter in text]
 
 
-def test_it_follows_tokens(vocabulary: Vocabulary, grammar: Grammar, tokenizer: Tokenizer) -> None:
+def test_it_follows_tokens(
+    vocabulary: Vocabulary, grammar: LLMatcher, tokenizer: Tokenizer
+) -> None:
     sequences = Sequences(vocabulary)
     ids = letters(tokenizer, "abcabcabcabc")
     for position in range(len(ids)):
@@ -53,7 +55,7 @@ def test_it_follows_tokens(vocabulary: Vocabulary, grammar: Grammar, tokenizer: 
 
 
 def test_what_is_lost_is_asked_for(
-    vocabulary: Vocabulary, grammar: Grammar, tokenizer: Tokenizer
+    vocabulary: Vocabulary, grammar: LLMatcher, tokenizer: Tokenizer
 ) -> None:
     sequences = Sequences(vocabulary)
     ids = letters(tokenizer, "abc")
@@ -70,7 +72,7 @@ def test_what_is_lost_is_asked_for(
 @settings(max_examples=80, deadline=None)
 @given(told=st.lists(st.tuples(st.integers(0, 8), st.text("abc", max_size=4)), max_size=8))
 def test_any_telling_gives_the_mask_of_a_fresh_start(
-    told: list[tuple[int, str]], vocabulary: Vocabulary, grammar: Grammar, tokenizer: Tokenizer
+    told: list[tuple[int, str]], vocabulary: Vocabulary, grammar: LLMatcher, tokenizer: Tokenizer
 ) -> None:
     sequences, known = Sequences(vocabulary), list[int]()
     for position, text in told:
@@ -84,7 +86,7 @@ def test_any_telling_gives_the_mask_of_a_fresh_start(
 
 
 def test_tokens_that_do_not_fit_are_an_error_and_the_state_is_dropped(
-    vocabulary: Vocabulary, grammar: Grammar, tokenizer: Tokenizer
+    vocabulary: Vocabulary, grammar: LLMatcher, tokenizer: Tokenizer
 ) -> None:
     sequences = Sequences(vocabulary)
     ids = letters(tokenizer, "abz")
@@ -96,7 +98,7 @@ def test_tokens_that_do_not_fit_are_an_error_and_the_state_is_dropped(
 
 @pytest.mark.parametrize("ids", [[-1], [10**6], [49152]])
 def test_impossible_ids_are_an_error(
-    ids: list[int], vocabulary: Vocabulary, grammar: Grammar
+    ids: list[int], vocabulary: Vocabulary, grammar: LLMatcher
 ) -> None:
     assert Sequences(vocabulary).answer(KEY, row(0, ids), grammar, 0.0).error
     odd = MaskRow(request_id="r", choice=0, grammar_id="", position=0, token_ids=b"abc")
@@ -105,7 +107,7 @@ def test_impossible_ids_are_an_error(
 
 
 def test_another_grammar_starts_anew(
-    vocabulary: Vocabulary, grammar: Grammar, tokenizer: Tokenizer
+    vocabulary: Vocabulary, grammar: LLMatcher, tokenizer: Tokenizer
 ) -> None:
     sequences = Sequences(vocabulary)
     sequences.answer(KEY, row(0, letters(tokenizer, "abc")), grammar, 0.0)
@@ -113,7 +115,7 @@ def test_another_grammar_starts_anew(
     assert mask.need_from == 0
 
 
-def test_states_expire_and_are_bounded(vocabulary: Vocabulary, grammar: Grammar) -> None:
+def test_states_expire_and_are_bounded(vocabulary: Vocabulary, grammar: LLMatcher) -> None:
     sequences = Sequences(vocabulary, max_sequences=3)
     keys: list[SequenceKey] = [("decode-a", 1, "r", index) for index in range(5)]
     for index, key in enumerate(keys):

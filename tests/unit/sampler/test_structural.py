@@ -3,10 +3,9 @@
 import json
 from typing import Any
 
-import anyio
 import pytest
 
-from finback.services.sampler.compiler import Grammar, GrammarCompiler
+from finback.services.sampler.compiler import Grammar, compile_grammar
 from finback.services.sampler.grammar_source import engine_text, is_exact
 from finback.shared.codec.dialogue import Tool, ToolChoice
 from finback.shared.errors import InvalidRequest
@@ -24,14 +23,7 @@ def structure(lark: str, **parts: dict[str, Any]) -> GrammarSpec:
 
 
 def compiled(spec: GrammarSpec) -> Grammar:
-    compiler = GrammarCompiler(vocabulary())
-    found: list[Grammar] = []
-
-    async def run() -> None:
-        found.append(await compiler.compile(spec))
-
-    anyio.run(run)
-    return found[0]
+    return compile_grammar(vocabulary(), spec, "")
 
 
 def test_every_kind_of_part() -> None:
