@@ -115,8 +115,40 @@ class StackConfig:
     )
     block_size: int = setting(64, "tokens in a KV block", unit="tokens", low=1, high=1024)
     arena_bytes: int = setting(
-        2**30, "largest size of the hand-over arena", unit="bytes", low=2**20, high=2**48
+        2**30, "largest size of a host's KV arena", unit="bytes", low=2**20, high=2**48
     )
+
+    # Kept KV blocks
+    cache_retention_agent_s: float = setting(
+        259_200.0, "for which blocks of agents are kept", unit="s", low=0, high=10**9
+    )
+    cache_retention_chat_s: float = setting(
+        604_800.0, "for which blocks of chats are kept", unit="s", low=0, high=10**9
+    )
+    cache_retention_batch_s: float = setting(
+        0.0,
+        "for which blocks of batches are kept; 0: while there is room",
+        unit="s",
+        low=0,
+        high=10**9,
+    )
+    cache_retention_state_s: float = setting(
+        180.0, "for which states of windows are kept", unit="s", low=1, high=86400
+    )
+    cache_retention_max_s: float = setting(
+        2_592_000.0, "longest retention that a request may ask for", unit="s", low=0, high=10**9
+    )
+    cache_state_bytes: int = setting(
+        0, "arena for states; 0: an eighth of it", unit="bytes", low=0, high=2**48
+    )
+    cache_tenant_bytes: int = setting(
+        0, "arena for kept blocks of one tenant; 0: no limit", unit="bytes", low=0, high=2**48
+    )
+    cache_min_prefix_blocks: int = setting(
+        0, "shorter prompts are not kept", unit="blocks", low=0, high=2**20
+    )
+    cache_keep_batch: bool = setting(True, "keep blocks of batches while there is room")
+    cache_second_sight: bool = setting(False, "keep a block when it is computed a second time")
 
     # Batching and bounds
     max_num_seqs: int = setting(64, "sequences in a step", low=1, high=65536)
@@ -162,6 +194,20 @@ class StackConfig:
     lease_ttl_s: float = setting(3.0, "life of a registry entry", unit="s", low=1, high=300)
     drain_timeout_s: float = setting(
         30.0, "for open work when stopping", unit="s", low=0, high=3600
+    )
+    drain_grace_s: float = setting(
+        3.0,
+        "for which an engine that stops goes on with its answers; then they go on elsewhere",
+        unit="s",
+        low=0,
+        high=3600,
+    )
+    hang_timeout_s: float = setting(
+        10.0,
+        "without an answer, after which the supervisor replaces a service; 0: never",
+        unit="s",
+        low=0,
+        high=3600,
     )
 
     # Usage

@@ -11,6 +11,7 @@ from finback.shared.clock import monotonic_s
 from finback.shared.drafting.draft_policy import DraftPolicy
 from finback.shared.engine.from_wire import refusal, sequence_spec
 from finback.shared.engine.output import SequenceOutput, StepOutput
+from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.sequence import Mode, SequenceCounts
 from finback.shared.engine.step_clock import StepClock
 from finback.shared.engine.worker_host import WorkerHost
@@ -60,19 +61,26 @@ class Generations:
         self.table.add(request)
         return request
 
-    def add_first(self, request: Request, mode: Mode) -> int:
-        """Put the first choice into the engine; returns its cached tokens, raises its refusal."""
+    def add_first(self, request: Request, mode: Mode, hold: PrefixHold | None = None) -> int:
+        """Put the first choice into the engine; returns its cached tokens, raises its refusal.
+
+        `hold`: on its prefix; it is the engine's from now on.
+        """
         try:
-            return self._add(request, request.spec.choices[0], mode)
+            return self._add(request, request.spec.choices[0], mode, hold)
         except ServingError:
             self.table.remove(request.request_id)
             raise
 
-    def _add(self, request: Request, choice: ChoiceSpec, mode: Mode) -> int:
+    def _add(
+        self, request: Request, choice: ChoiceSpec, mode: Mode, hold: PrefixHold | None = None
+    ) -> int:
         spec = request.spec
         drafting = self._host.config.drafting
-        sequence = sequence_spec(spec, choice, request.prompt, mode, drafting=drafting)
-        admission = self._host.engine.add(sequence)
+        sequence = sequence_spec(
+            spec, choice, request.prompt, mode, drafting=drafting, trace=request.parent
+        )
+        admission = self._host.engine.add(sequence, hold)
         if not admission.accepted:
             raise refusal(admission)
         request.choices[choice.index].is_in_engine = True
@@ -116,7 +124,9 @@ class Generations:
         choice = request.choices.get(row.key[1])
         if choice is None or choice.state is ChoiceState.ENDED:
             return None
+        num_cached = None
         if choice.state is ChoiceState.WAITING:
+            choice.num_cached = num_cached = row.num_cached
             self._first_token(request, choice)
         token_ids = row.token_ids.astype("<i4").tobytes()
         choice.append(row.offset, token_ids, row.logprobs or ())
@@ -132,6 +142,7 @@ class Generations:
             token_ids=token_ids,
             logprobs=row.logprobs,
             end=choice.end,
+            num_cached_tokens=num_cached,
         )
 
     def _first_token(self, request: Request, choice: Choice) -> None:
@@ -162,7 +173,7 @@ class Generations:
         self._host.metrics.count("finback.decode.ends", reason=end.finish_reason)
 
     def end_with_error(
-        self, choice: Choice, code: str, text: str, blamed: str | None = None
+        self, choice: Choice, code: str, text: str, blamed: str | None = None, reason: str = ""
     ) -> None:
         """End a choice that cannot go on, and tell its gateway.
 
@@ -179,17 +190,18 @@ class Generations:
             error_code=code,
             error_message=text,
             error_instance=self._host.instance if blamed is None else blamed,
+            error_reason=reason,
         )
         self._close(choice, end)
         row = choice.row_from(choice.num_tokens)
         self.streams.send(0, {request.spec.gateway: [row]})
 
     def end_request_with_error(
-        self, request: Request, code: str, text: str, blamed: str | None = None
+        self, request: Request, code: str, text: str, blamed: str | None = None, reason: str = ""
     ) -> None:
         """End all choices of a request that are open."""
         for choice in list(request.choices.values()):
-            self.end_with_error(choice, code, text, blamed)
+            self.end_with_error(choice, code, text, blamed, reason)
 
     def _break(self, key: Key, code: str, text: str) -> None:
         choice = self.table.choice(key)

@@ -4,6 +4,7 @@ import asyncio
 from typing import ClassVar, Final
 
 from finback.services.decode.generations import Generations
+from finback.services.decode.prefixes import hold_prefix
 from finback.services.decode.table import Request
 from finback.services.decode.takeover import BlockReceiver
 from finback.services.decode.watch import PeerWatch
@@ -30,6 +31,8 @@ from finback.shared.wire.messages.prefill import Ack, CancelReply, CancelRequest
 
 _CHUNKS_TIMEOUT_S: Final = 10.0
 _DRAIN_POLL_S: Final = 0.02
+# The reason of ends that are no failure.
+DRAINING: Final = "draining"
 
 
 class DecodeRole:
@@ -72,18 +75,23 @@ class DecodeRole:
         self._generations.on_step(output)
 
     async def drain(self) -> None:
-        """Take no new sequence; return when those in hand have ended and their ends are sent."""
+        """Take no new sequence; what has not ended after a grace is left to another instance."""
         self._is_draining = True
-        while self.num_open:  # noqa: ASYNC110  # a count over a table, not an event
+        moves_at_s = monotonic_s() + self._host.config.drain_grace_s
+        while self.num_open and monotonic_s() < moves_at_s:  # noqa: ASYNC110  # a count over a table
             await asyncio.sleep(_DRAIN_POLL_S)
+        self._hand_on("the decode instance is draining", DRAINING)
         await self._generations.streams.flush()
+
+    def _hand_on(self, text: str, reason: str = "") -> None:
+        """End what is open; its gateways go on with it elsewhere."""
+        for request in self._table:
+            self._generations.end_request_with_error(request, "unavailable", text, reason=reason)
 
     async def stop(self) -> None:
         """Tell whoever still waits that nothing more comes."""
         self._is_draining = True
-        for request in self._table:
-            text = "the decode instance stops"
-            self._generations.end_request_with_error(request, "unavailable", text)
+        self._hand_on("the decode instance stops")
         await self._generations.streams.flush()
 
     @property
@@ -103,7 +111,8 @@ class DecodeRole:
         self._check_open()
         request = await self._generations.admit(spec, token_ids, timeout_s)
         request.is_activated = True
-        self._generations.add_first(request, "full")
+        hold = await hold_prefix(self._host, self._generations, request)
+        self._generations.add_first(request, "full", hold)
 
     async def cancel(self, request_id: str, attempt: int, choice: int | None) -> bool:
         """End a request of this process's prefill role."""
@@ -128,7 +137,8 @@ class DecodeRole:
         request = await self._generations.admit(spec, prompt, timeout_s)
         request.prefill_instance = message.prefill_instance
         request.prefill_epoch = message.prefill_epoch
-        num_cached = self._generations.add_first(request, "decode")
+        hold = await hold_prefix(self._host, self._generations, request)
+        num_cached = self._generations.add_first(request, "decode", hold)
         return ReserveReply(epoch=self._host.epoch, num_cached_tokens=num_cached, lane=lane)
 
     def _check_open(self) -> None:

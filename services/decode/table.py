@@ -32,7 +32,12 @@ class ChoiceState(StrEnum):
 
 @dataclass(slots=True, kw_only=True)
 class Choice:
-    """One completion: what was sampled so far (int32 LE) and how it ended."""
+    """One completion: what there is of it so far (int32 LE) and how it ended.
+
+    The first `num_known` tokens came with the request, from an instance that could not go on.
+    `logprobs` are of the tokens behind them. `num_cached`: prompt tokens that needed no computing,
+    once that is known.
+    """
 
     request_id: str
     index: int
@@ -40,6 +45,8 @@ class Choice:
     state: ChoiceState = ChoiceState.WAITING
     is_in_engine: bool = False
     tokens: bytearray = field(default_factory=bytearray)
+    num_known: int = 0
+    num_cached: int | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
     end: EndInfo | None = None
     ended_s: float = 0.0
@@ -64,15 +71,16 @@ class Choice:
 
     def row_from(self, offset: int) -> TokenRow:
         """Everything from `offset` on, as a gateway asks for it after a gap."""
-        start = min(max(offset, 0), self.num_tokens)
+        start = min(max(offset, self.num_known), self.num_tokens)
         return TokenRow(
             request_id=self.request_id,
             choice=self.index,
             attempt=self.attempt,
             offset=start,
             token_ids=bytes(self.tokens[start * _TOKEN_BYTES :]),
-            logprobs=tuple(self.logprobs[start:]) if self.logprobs else None,
+            logprobs=tuple(self.logprobs[start - self.num_known :]) if self.logprobs else None,
             end=self.end,
+            num_cached_tokens=self.num_cached,
         )
 
 
@@ -107,6 +115,11 @@ class Request:
         return len(self.prompt) // _TOKEN_BYTES
 
     @property
+    def num_known_tokens(self) -> int:
+        """Of the first choice: the prompt, and what came with the request of its completion."""
+        return self.num_prompt_tokens + len(self.spec.choices[0].token_ids) // _TOKEN_BYTES
+
+    @property
     def is_ended(self) -> bool:
         """True once every choice has ended."""
         return all(choice.state is ChoiceState.ENDED for choice in self.choices.values())
@@ -130,7 +143,11 @@ class RequestTable:
         spec = request.spec
         for choice in spec.choices:
             request.choices[choice.index] = Choice(
-                request_id=spec.request_id, index=choice.index, attempt=spec.attempt
+                request_id=spec.request_id,
+                index=choice.index,
+                attempt=spec.attempt,
+                tokens=bytearray(choice.token_ids),
+                num_known=len(choice.token_ids) // _TOKEN_BYTES,
             )
         self._requests[spec.request_id] = request
 

@@ -28,7 +28,8 @@ class SequenceOutput:
     """New tokens of one choice. `offset` is the index of the first one in the completion.
 
     A stop token is the last of `token_ids` and is named in `end`. An end is told exactly once,
-    unless the owner itself ended the sequence (`finish`, `abort`).
+    unless the owner itself ended the sequence (`finish`, `abort`). `num_cached`: prompt tokens that
+    needed no computing.
     """
 
     key: SequenceKey
@@ -39,6 +40,7 @@ class SequenceOutput:
     end: EndInfo | None = None
     num_drafted: int = 0
     num_accepted: int = 0
+    num_cached: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

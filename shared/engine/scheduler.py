@@ -231,6 +231,7 @@ class Scheduler:
             else end_info(sequence, stop.reason, stop.stop_token_id),
             num_drafted=result.num_drafted,
             num_accepted=stop.num_kept - 1,
+            num_cached=sequence.num_cached_prompt,
         )
         out.rows.append(row)
         if row.end is not None:

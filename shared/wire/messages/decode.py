@@ -32,7 +32,8 @@ class HandoffRequest:
     """Asked by prefill on `decode.<instance>.handoff`: blocks that are ready to be copied.
 
     `tickets[i]` holds the KV of block `first_block + i` (all layers). `is_last` starts decoding.
-    `num_tokens`: prompt tokens whose KV is covered once this is taken (the prompt less its last).
+    `num_tokens`: tokens whose KV is covered once this is taken (the prompt and what is known of the
+    first choice, less the last of it).
     """
 
     request_id: str
