@@ -1,5 +1,7 @@
-"""The arena: bookkeeping and files together. Synchronous; every call takes microseconds, except
-for a reserve that has to grow the arena (a `posix_fallocate`, milliseconds).
+"""The arena: bookkeeping and files together, and slots for what is only handed over.
+
+Synchronous; every call takes microseconds, except for a reserve that has to grow the arena (a
+`posix_fallocate`, milliseconds).
 """
 
 import secrets
@@ -9,10 +11,14 @@ from typing import Final
 
 from finback.services.cache.arena_book import ArenaBook
 from finback.services.cache.arena_files import UNKNOWN_OWNER, ArenaFiles
+from finback.services.cache.kept import KeptBlocks, Now
+from finback.services.cache.room import Room
 from finback.services.cache.slots import Counts, SlotKey, size_class
 from finback.shared.errors import InvalidRequest, InvariantViolated
 from finback.shared.lanes.arena_format import MAX_SLOTS, SlotHeader, SlotState
 from finback.shared.lanes.probe import is_writer_dead, writer_lock_path, writers
+from finback.shared.lanes.shm import KIND
+from finback.shared.lanes.ticket import Ticket
 from finback.shared.wire.messages.cache import CommitRequest, ReserveReply, ReserveRequest, Slot
 
 MAX_BLOCK_BYTES: Final = 256 * 1024 * 1024
@@ -25,13 +31,15 @@ UNKNOWN_OWNER_GRACE_S: Final = 600.0
 class Arena:
     """The slots of one host, adopted from the folder as they were found."""
 
-    def __init__(self, files: ArenaFiles, *, now_s: float) -> None:
+    def __init__(self, files: ArenaFiles, *, now_s: float, wall_s: float = 0.0) -> None:
         self._files = files
-        self._book = ArenaBook(self._store)
+        self.kept = KeptBlocks(self._size_of, Now(now_s, wall_s))
+        self.book = ArenaBook(self._store, self.kept)
+        self.room = Room(files, self.book, self.kept)
         self._started_s = now_s
         self.num_adopted = 0
         for header, slots in files.scan():
-            self._book.adopt(header.extent_id, header.slot_bytes, slots, now_s)
+            self.book.adopt(header.extent_id, header.slot_bytes, slots, now_s)
             self.num_adopted += sum(slot.state is not SlotState.FREE for slot in slots)
 
     @property
@@ -44,19 +52,24 @@ class Arena:
         """The size of all extents."""
         return self._files.num_bytes
 
+    @property
+    def num_damaged(self) -> int:
+        """Slot headers that made no sense when the arena was adopted."""
+        return self._files.num_damaged
+
     def counts(self) -> Counts:
         """How full it is."""
-        return self._book.counts()
+        return self.book.counts()
 
     def reserve(self, request: ReserveRequest, now_s: float) -> ReserveReply:
         """Slots for the request, growing the arena as needed; fewer if there is no room."""
-        _check_range("block_bytes", request.block_bytes, 1, MAX_BLOCK_BYTES)
-        _check_range("num_blocks", request.num_blocks, 1, MAX_BLOCKS)
-        _check_range("lease_ms", request.lease_ms, *LEASE_MS)
-        lease_id = _lease_id(request.lease_id)
+        check_range("block_bytes", request.block_bytes, 1, MAX_BLOCK_BYTES)
+        check_range("num_blocks", request.num_blocks, 1, MAX_BLOCKS)
+        check_range("lease_ms", request.lease_ms, *LEASE_MS)
+        lease_id = lease_id_of(request.lease_id)
         slot_bytes = size_class(request.block_bytes)
-        self._make_room(slot_bytes, request.num_blocks)
-        keys = self._book.reserve(
+        self.room.make(slot_bytes, request.num_blocks, is_brief=True)
+        keys = self.book.reserve(
             lease_id=lease_id,
             owner=request.owner,
             owner_epoch=request.owner_epoch,
@@ -65,36 +78,35 @@ class Arena:
             lease_ms=request.lease_ms,
             now_s=now_s,
         )
-        slots = tuple(self._slot(key, request.block_bytes) for key in keys)
+        slots = tuple(self.slot(key, request.block_bytes) for key in keys)
         return ReserveReply(slots=slots, lease_id=lease_id)
 
-    def commit(self, request: CommitRequest, now_s: float) -> None:
-        """Make written slots readable."""
+    def commit(self, request: CommitRequest, now_s: float, wall_s: float = 0.0) -> list[SlotKey]:
+        """Make written slots readable; returns those that are kept from now on."""
         lengths = request.lengths
         if not lengths:
             lengths = tuple(self._slot_bytes(slot_id) for slot_id in request.slot_ids)
         if not len(request.slot_ids) == len(request.checksums) == len(lengths):
             raise InvalidRequest("one checksum and one length a slot", param="slot_ids")
         keys = [divmod(slot_id, MAX_SLOTS) for slot_id in request.slot_ids]
-        self._book.commit(
-            request.lease_id, zip(keys, lengths, request.checksums, strict=True), now_s
-        )
+        written = zip(keys, lengths, request.checksums, strict=True)
+        return self.book.commit(request.lease_id, written, now_s, used_s=wall_s)
 
     def renew(self, lease_ids: tuple[str, ...], now_s: float) -> list[str]:
         """The leases that are still held, and are so for another term."""
-        return self._book.renew(lease_ids, now_s)
+        return self.book.renew(lease_ids, now_s)
 
     def release(self, lease_ids: tuple[str, ...]) -> list[str]:
         """Free the slots of leases, expired or not."""
-        return self._book.release(lease_ids)
+        return self.book.release(lease_ids)
 
     def expire(self, now_s: float, is_registered: Callable[[str, int], bool]) -> int:
         """End overdue leases, and free what waited for writers that are dead by now.
 
         `is_registered(owner, epoch)` is asked only about writers that left no lock file.
         """
-        num_expired = self._book.expire(now_s)
-        for owner, epoch in self._book.quarantined_writers():
+        num_expired = self.book.expire(now_s)
+        for owner, epoch in self.book.quarantined_writers():
             if owner == UNKNOWN_OWNER:
                 is_dead = now_s - self._started_s > UNKNOWN_OWNER_GRACE_S
             else:
@@ -115,12 +127,23 @@ class Arena:
     def writer_died(self, owner: str, owner_epoch: int) -> int:
         """Free what a dead process had reserved and not committed."""
         writer_lock_path(self.folder, owner, owner_epoch).unlink(missing_ok=True)
-        return self._book.writer_died(owner, owner_epoch)
+        return self.book.writer_died(owner, owner_epoch)
+
+    def writer_lost(self, owner: str, owner_epoch: int) -> int:
+        """Somebody says that a process is gone. Returns the number of slots freed.
+
+        If its lock shows that it is not, as of one that hangs or is stopped, what it had reserved
+        is quarantined: it may still write there.
+        """
+        if is_writer_dead(self.folder, owner, owner_epoch) is False:
+            self.book.suspect(owner, owner_epoch)
+            return 0
+        return self.writer_died(owner, owner_epoch)
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolated` unless books and arena agree with each other."""
-        self._book.check_integrity()
-        for (extent_id, index), known in self._book.slots():
+        self.book.check_integrity()
+        for (extent_id, index), known in self.book.slots():
             try:
                 stored = self._files.load(extent_id, index)
             except (KeyError, ValueError) as error:
@@ -132,24 +155,22 @@ class Arena:
         """Leave the files to the next process."""
         self._files.close()
 
-    def _make_room(self, slot_bytes: int, num_blocks: int) -> None:
-        while (missing := num_blocks - self._book.num_free(slot_bytes)) > 0:
-            if self._grow(slot_bytes, missing):
-                continue
-            idle = self._book.idle_extents(slot_bytes)
-            if not idle:
-                return
-            self._book.drop_extent(idle[0])
-            self._files.drop(idle[0])
+    def ticket(self, key: SlotKey) -> Ticket:
+        """The ticket of a readable slot."""
+        extent_id, index = key
+        extent = self._files.extent(extent_id)
+        header = self.book.header(key)
+        return Ticket(
+            kind=KIND,
+            location=extent.name,
+            offset=extent.slot_offset(index),
+            length=header.length,
+            checksum=header.checksum,
+            generation=header.generation,
+        )
 
-    def _grow(self, slot_bytes: int, num_slots: int) -> bool:
-        header = self._files.grow(slot_bytes, num_slots)
-        if header is None:
-            return False
-        self._book.adopt(header.extent_id, slot_bytes, [SlotHeader()] * header.num_slots, 0.0)
-        return True
-
-    def _slot(self, key: SlotKey, length: int) -> Slot:
+    def slot(self, key: SlotKey, length: int) -> Slot:
+        """What a writer is told of a slot."""
         extent_id, index = key
         extent = self._files.extent(extent_id)
         return Slot(
@@ -157,7 +178,7 @@ class Arena:
             location=extent.name,
             offset=extent.slot_offset(index),
             length=length,
-            generation=self._book.header(key).generation,
+            generation=self.book.header(key).generation,
         )
 
     def _slot_bytes(self, slot_id: int) -> int:
@@ -166,11 +187,15 @@ class Arena:
         except KeyError:
             raise InvalidRequest("no such slot", param="slot_ids") from None
 
+    def _size_of(self, key: SlotKey) -> int:
+        return self._files.extent(key[0]).slot_bytes
+
     def _store(self, key: SlotKey, header: SlotHeader) -> None:
         self._files.store(*key, header)
 
 
-def _lease_id(asked: str) -> str:
+def lease_id_of(asked: str) -> str:
+    """A lease id that was asked for, checked; a fresh one if none was."""
     if not asked:
         return secrets.token_hex(16)
     try:
@@ -181,6 +206,7 @@ def _lease_id(asked: str) -> str:
     raise InvalidRequest("a lease id is 32 lower-case hex digits", param="lease_id")
 
 
-def _check_range(name: str, value: int, low: int, high: int) -> None:
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """InvalidRequest that names the field and the limits."""
     if not low <= value <= high:
         raise InvalidRequest(f"{name} must be within [{low}, {high}], not {value}", param=name)

@@ -13,7 +13,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -54,6 +54,7 @@ class ArenaFiles:
         self._max_bytes = max_bytes
         self._extent_bytes = min(extent_bytes, max_bytes)
         self._extents: dict[int, Extent] = {}
+        self.num_damaged = 0  # headers found by `scan` that made no sense
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -175,28 +176,33 @@ class ArenaFiles:
             for index in range(extent.header.num_slots):
                 header = _plausible(table, index, extent.header.slot_bytes)
                 if header is None:
+                    self.num_damaged += 1
                     header = SlotHeader(
                         state=SlotState.QUARANTINED,
                         owner=UNKNOWN_OWNER,
                         lease_id=secrets.token_hex(16),
                         generation=secrets.randbits(62),
                     )
-                    write_slot(table, index, header)
+                write_slot(table, index, header)  # in one piece, whatever a kill left half written
                 headers.append(header)
         return headers
 
 
 def _plausible(table: memoryview, index: int, slot_bytes: int) -> SlotHeader | None:
     try:
-        header = read_slot(table, index)
+        header = read_slot(table, index, is_sealed=True)
     except ValueError:
         return None
     if header.state is SlotState.FREE:
         # Other fields may be half written: the state byte, not they, decides.
         return SlotHeader(generation=header.generation)
-    if not header.lease_id or not header.owner or header.length > slot_bytes:
+    if header.length > slot_bytes:
         return None
-    return header
+    if header.state is SlotState.KEPT:
+        if header.label is None:
+            return None
+        return header if header.owner else replace(header, lease_id="")
+    return header if header.lease_id and header.owner else None
 
 
 def _private(path: str, flags: int) -> int:

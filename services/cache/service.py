@@ -9,9 +9,13 @@ from anyio import to_thread
 
 from finback.services.cache.arena import Arena
 from finback.services.cache.arena_files import ArenaFiles
+from finback.services.cache.block_endpoints import BlockEndpoints
+from finback.services.cache.kept import Now
+from finback.services.cache.store import KvStore
+from finback.services.cache.store_policy import store_policy
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
-from finback.shared.clock import monotonic_s
+from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import Unavailable
 from finback.shared.wire.messages.cache import (
     ArenaReply,
@@ -29,17 +33,23 @@ EXTENT_BYTES: Final = 64 * 1024 * 1024
 TICK_S: Final = 1.0
 _REAP_EVERY: Final = 5  # ticks
 _CHECK_EVERY: Final = 60  # ticks
+CLOCK_SLACK_S: Final = 60.0  # of the wall clock, which is set now and then
 
 
 class CacheService(Service):
-    """Hands out slots of the arena, under leases. A restart goes on with what the arena holds."""
+    """Hands out slots of the arena under leases, and keeps blocks in it.
+
+    A restart goes on with what the arena holds.
+    """
 
     name: ClassVar[str] = "cache"
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
         self._arena: Arena | None = None
+        self._store: KvStore | None = None
         self._nonce = ""
+        self._latest_wall_s = unix_s()
 
     async def start(self) -> None:
         """Adopt the arena, then answer."""
@@ -54,21 +64,29 @@ class CacheService(Service):
         ):
             # One worker: nothing here awaits, and order is kept.
             await self.add_endpoint(verb, request_type, handler, scope="both", workers=1)
+        self._blocks = BlockEndpoints(self, self.store)
+        await self._blocks.start()
         lost = self.subjects.event("supervisor", "instance-lost")
         await self.listen(lost, InstanceLost, self._on_instance_lost)
         self.spawn(self._tick)
 
     async def stop(self) -> None:
         """Leave the arena to the next process."""
+        if self._arena is not None:
+            await self._blocks.stop()
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
 
     def _open(self, folder: Path) -> None:
         files = ArenaFiles(folder, max_bytes=self.config.arena_bytes, extent_bytes=EXTENT_BYTES)
-        self._arena = Arena(files, now_s=monotonic_s())
+        arena = Arena(files, now_s=monotonic_s(), wall_s=unix_s())
         self._nonce = files.write_probe()
-        self.log.info("arena", folder=str(folder), num_adopted=self._arena.num_adopted)
+        self._arena, self._store = arena, KvStore(arena, store_policy(self.config))
+        self.log.info("arena", folder=str(folder), num_adopted=arena.num_adopted)
+        if arena.num_damaged:
+            self.metrics.count("finback.cache.damaged_headers", arena.num_damaged)
+            self.log.warning("damaged slot headers", num_slots=arena.num_damaged)
 
     @property
     def arena(self) -> Arena:
@@ -76,6 +94,13 @@ class CacheService(Service):
         if self._arena is None:
             raise Unavailable("the arena is closed")
         return self._arena
+
+    @property
+    def store(self) -> KvStore:
+        """The store, between start and stop."""
+        if self._store is None:
+            raise Unavailable("the arena is closed")
+        return self._store
 
     async def _on_arena(self, call: Call[ArenaRequest]) -> ArenaReply:
         return ArenaReply(
@@ -96,7 +121,7 @@ class CacheService(Service):
         return reply
 
     async def _on_commit(self, call: Call[CommitRequest]) -> LeaseReply:
-        self.arena.commit(call.message, monotonic_s())
+        self.store.commit(call.message, Now(monotonic_s(), unix_s()))
         num_slots = len(call.message.slot_ids)
         self.metrics.count("finback.cache.slots", num_slots, outcome="committed")
         return LeaseReply(held=(call.message.lease_id,))
@@ -105,12 +130,13 @@ class CacheService(Service):
         return LeaseReply(held=tuple(self.arena.renew(call.message.lease_ids, monotonic_s())))
 
     async def _on_release(self, call: Call[LeaseRequest]) -> LeaseReply:
+        await self._blocks.released(call.message.lease_ids)
         return LeaseReply(held=tuple(self.arena.release(call.message.lease_ids)))
 
     def _on_instance_lost(self, lost: InstanceLost) -> None:
         if self._arena is None:
             return
-        num_freed = self._arena.writer_died(lost.instance, lost.epoch)
+        num_freed = self._arena.writer_lost(lost.instance, lost.epoch)
         if num_freed:
             self.log.info("writer died", writer=lost.instance, num_freed=num_freed)
 
@@ -118,16 +144,32 @@ class CacheService(Service):
         num_ticks = 0
         while self._arena is not None:
             num_ticks += 1
-            num_expired = self.arena.expire(monotonic_s(), self._is_registered)
+            now = self._now()
+            num_expired = self.arena.expire(now.mono_s, self._is_registered)
             if num_expired:
                 self.metrics.count("finback.cache.leases_expired", num_expired)
                 self.log.warning("leases expired", num_leases=num_expired)
+            self.store.sweep(now)
             if num_ticks % _REAP_EVERY == 0:
                 self.arena.reap_writers()
             if num_ticks % _CHECK_EVERY == 0:
                 self.arena.check_integrity()
             self._measure()
+            await self._blocks.tick()
             await anyio.sleep(TICK_S)
+
+    def _now(self) -> Now:
+        """The time; notices when the wall clock was set back."""
+        now = Now(monotonic_s(), unix_s())
+        if now.wall_s < self._latest_wall_s - CLOCK_SLACK_S:
+            num_changed = self.store.clock_went_back(now)
+            self.log.warning(
+                "the clock went back",
+                seconds=self._latest_wall_s - now.wall_s,
+                num_blocks=num_changed,
+            )
+        self._latest_wall_s = now.wall_s
+        return now
 
     def _is_registered(self, owner: str, epoch: int) -> bool:
         directory = self.context.directory
@@ -143,6 +185,7 @@ class CacheService(Service):
             ("reserved", counts.num_reserved),
             ("committed", counts.num_committed),
             ("quarantined", counts.num_quarantined),
+            ("kept", counts.num_kept),
         ):
             self.metrics.gauge("finback.cache.num_slots", value, state=state)
         self.metrics.gauge("finback.cache.num_leases", counts.num_leases)

@@ -2,12 +2,19 @@
 
 from dataclasses import dataclass, field
 
+from finback.shared.lanes.arena_format import BlockKind, BlockLabel
+
 SlotKey = tuple[int, int]  # extent id, index in the extent
+BlockName = tuple[str, int, bytes]  # salt, kind, hash
 
 
 @dataclass(slots=True)
 class Lease:
-    """Some slots of one writer, until `deadline_s` unless renewed."""
+    """Some slots of one process, until `deadline_s` unless renewed.
+
+    `keys`: slots that are the lease's own and go with it. `pins`: kept slots that stay while it
+    lasts. `opened_s`: when it was drawn; all that one request uses counts as used then.
+    """
 
     lease_id: str
     owner: str
@@ -15,6 +22,8 @@ class Lease:
     lease_ms: int
     deadline_s: float
     keys: set[SlotKey] = field(default_factory=set)
+    pins: set[SlotKey] = field(default_factory=set)
+    opened_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +35,17 @@ class Counts:
     num_committed: int
     num_quarantined: int
     num_leases: int
+    num_kept: int = 0
+
+
+def name_of(label: BlockLabel) -> BlockName:
+    """What a block is found by."""
+    return label.salt, label.kind, label.hash
+
+
+def block_name(salt: str, digest: bytes, kind: BlockKind = BlockKind.BLOCK) -> BlockName:
+    """As `name_of`, from the parts."""
+    return salt, kind, digest
 
 
 def size_class(num_bytes: int) -> int:

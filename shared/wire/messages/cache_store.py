@@ -16,8 +16,10 @@ class StoreRequest:
 
     The slots are written and committed (`cache.CommitRequest`) like reserved ones; committed, they
     are found by their hash and outlive the lease. `kind` is `block` or `state` (state slots live in
-    memory only). `first_block` is the index of the first hash in its prompt. `retention_s` None:
-    that of the traffic class. `attempt` and `owner_epoch` fence a writer that was replaced.
+    memory only). `first_block` is the index of the first hash in its prompt, `prompt_blocks` the
+    number of full blocks in all of it, as far as known (0: what is asked for is the end).
+    `retention_s` None: that of the traffic class. `attempt` and `owner_epoch` fence a writer that
+    was replaced.
     """
 
     request_id: str
@@ -34,6 +36,7 @@ class StoreRequest:
     lease_ms: int = 10_000
     lease_id: str = ""
     attempt: int = 1
+    prompt_blocks: int = 0
 
 
 @message("cache.StoreReply/1")

@@ -16,6 +16,16 @@ SLOT_BYTES = 4096
 LEASE_MS = 10_000
 
 
+class Ignore:
+    """Nobody cares what becomes of blocks here."""
+
+    def kept(self, key: SlotKey, header: SlotHeader) -> None: ...
+
+    def idle(self, key: SlotKey, header: SlotHeader) -> None: ...
+
+    def dropped(self, key: SlotKey, header: SlotHeader, reason: str) -> None: ...
+
+
 @dataclass
 class TwinSlot:
     """A slot as the twin sees it: a line in a list, nothing indexed."""
@@ -38,7 +48,7 @@ class BookMachine(RuleBasedStateMachine):
         self.num_leases = 0
         self.num_extents = 0
         self.generations: dict[SlotKey, int] = {}
-        self.book = ArenaBook(self.store)
+        self.book = ArenaBook(self.store, Ignore())
         self.add_extent(num_slots=3)
 
     def store(self, key: SlotKey, header: SlotHeader) -> None:
@@ -142,7 +152,7 @@ class BookMachine(RuleBasedStateMachine):
     def restart(self, seconds: float) -> None:
         """The process is killed: a new book knows what the arena holds, leases start afresh."""
         self.now_s += seconds
-        self.book = ArenaBook(self.store)
+        self.book = ArenaBook(self.store, Ignore())
         for extent_id in range(self.num_extents):
             headers = [self.stored[key] for key in sorted(self.stored) if key[0] == extent_id]
             self.book.adopt(extent_id, SLOT_BYTES, headers, self.now_s)
@@ -177,7 +187,7 @@ TestBook.settings = settings(max_examples=120, stateful_step_count=40, deadline=
 
 
 def make_book(num_slots: int = 2) -> ArenaBook:
-    book = ArenaBook(lambda key, header: None)
+    book = ArenaBook(lambda key, header: None, Ignore())
     book.adopt(1, SLOT_BYTES, [SlotHeader()] * num_slots, 0.0)
     return book
 

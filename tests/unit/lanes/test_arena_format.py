@@ -6,17 +6,33 @@ from hypothesis import strategies as st
 
 from finback.shared.lanes.arena_format import (
     PAGE,
+    READABLE,
+    SLOT_HEADER_BYTES,
+    BlockKind,
+    BlockLabel,
     ExtentHeader,
     SlotHeader,
     SlotState,
+    TrafficClass,
     pack_extent,
     parse_extent,
     plan_extent,
+    read_head,
     read_slot,
     table_offset,
     write_slot,
 )
 
+LABELS = st.builds(
+    BlockLabel,
+    salt=st.from_regex(r"\A[a-z0-9:-]{1,64}\Z"),
+    hash=st.binary(min_size=32, max_size=32),
+    kind=st.sampled_from(BlockKind),
+    block_index=st.integers(0, 2**32 - 1),
+    tenant=st.binary(min_size=16, max_size=16),
+    traffic_class=st.sampled_from(TrafficClass),
+    retention_s=st.integers(0, 2**32 - 1),
+)
 HEADERS = st.builds(
     SlotHeader,
     state=st.sampled_from(SlotState),
@@ -27,6 +43,10 @@ HEADERS = st.builds(
     lease_ms=st.integers(0, 60_000),
     length=st.integers(0, 2**40),
     checksum=st.binary(min_size=16, max_size=16).filter(any),
+    label=st.none() | LABELS,
+    expiry_s=st.floats(0, 1e12),
+    used_s=st.floats(0, 1e12),
+    is_pinned=st.booleans(),
 )
 
 
@@ -35,7 +55,34 @@ def test_slot_headers_come_back(headers: list[SlotHeader]) -> None:
     table = memoryview(bytearray(table_offset(4)))
     for index, header in enumerate(headers):
         write_slot(table, index, header)
-    assert [read_slot(table, index) for index in range(len(headers))] == headers
+    assert [read_slot(table, index, is_sealed=True) for index in range(len(headers))] == headers
+    heads = [(header.state, header.generation) for header in headers]
+    assert [read_head(table, index) for index in range(len(headers))] == heads
+
+
+@given(
+    header=HEADERS.filter(lambda header: header.state in READABLE and header.label), at=st.data()
+)
+def test_a_flipped_bit_in_what_a_block_is_named_by_breaks_the_seal(
+    header: SlotHeader, at: st.DataObject
+) -> None:
+    table = memoryview(bytearray(table_offset(1)))
+    write_slot(table, 0, header)
+    bit = at.draw(st.integers(0, 8 * SLOT_HEADER_BYTES - 1))
+    table[table_offset(0) + bit // 8] ^= 1 << bit % 8
+    try:
+        found = read_slot(table, 0, is_sealed=True)
+    except ValueError:
+        return
+    if found.state in READABLE:
+        assert _fixed(found) == _fixed(header)
+
+
+def _fixed(header: SlotHeader) -> tuple[object, ...]:
+    label = header.label
+    assert label is not None
+    name = (label.salt, label.kind, label.hash, label.tenant, label.block_index)
+    return (*name, header.generation, header.length, header.checksum)
 
 
 @given(

@@ -1,0 +1,134 @@
+"""What workers and routers ask of the store: store, lookup, read, prefetch, bad-block."""
+
+import time
+from typing import Final
+
+from finback.services.cache.kept import Now
+from finback.services.cache.offers import Offers
+from finback.services.cache.retention import block_kind
+from finback.services.cache.slots import SlotKey
+from finback.services.cache.store import Found, KvStore, hashes_of
+from finback.shared.actor.endpoint import Call
+from finback.shared.actor.service import Service
+from finback.shared.clock import monotonic_s, unix_s
+from finback.shared.errors import InvalidRequest
+from finback.shared.wire.messages.cache_store import (
+    BadBlock,
+    LookupReply,
+    LookupRequest,
+    PrefetchCommand,
+    ReadReply,
+    ReadRequest,
+    StoreReply,
+    StoreRequest,
+)
+
+LANES: Final = ("shm", "nats")
+_READERS: Final = 32  # reads that may wait at once
+
+
+def now() -> Now:
+    """Both clocks."""
+    return Now(monotonic_s(), unix_s())
+
+
+class BlockEndpoints:
+    """The store's endpoints for the data path of one cache service."""
+
+    def __init__(self, service: Service, store: KvStore) -> None:
+        self._service = service
+        self._store = store
+        self._metrics = service.metrics
+        self._offers = Offers(service, store.arena, self._found_corrupt)
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        await self._offers.start()
+        for verb, request_type, handler, workers in (
+            # One worker where nothing is awaited: order is kept.
+            ("store", StoreRequest, self._on_store, 1),
+            ("bad-block", BadBlock, self._on_bad_block, 1),
+            ("lookup", LookupRequest, self._on_lookup, 8),
+            ("read", ReadRequest, self._on_read, _READERS),
+            ("prefetch", PrefetchCommand, self._on_prefetch, 8),
+        ):
+            await self._service.add_endpoint(
+                verb, request_type, handler, scope="both", workers=workers
+            )
+
+    async def stop(self) -> None:
+        """Offer nothing more."""
+        await self._offers.stop()
+
+    async def released(self, lease_ids: tuple[str, ...]) -> None:
+        """Leases have ended: what was offered under them is offered no more."""
+        await self._offers.withdraw(lease_ids)
+
+    async def tick(self) -> None:
+        """Once a second."""
+        await self._offers.prune()
+        self.measure()
+
+    def measure(self) -> None:
+        """Fill in the gauges, and fetch what was counted."""
+        kept = self._store.arena.kept
+        for (kind, class_), num_bytes in kept.num_bytes.items():
+            labels = {"tier": "host", "kind": kind.name.lower(), "class_": class_.name.lower()}
+            self._metrics.gauge("finback.cache.kept_bytes", num_bytes, **labels)
+            num_blocks = kept.num_blocks[kind, class_]
+            self._metrics.gauge("finback.cache.kept_blocks", num_blocks, **labels)
+        for counter, name in (
+            (kept.evicted, "finback.cache.given_up"),
+            (self._store.refused, "finback.cache.not_stored"),
+        ):
+            for reason, count in counter.items():
+                if count:
+                    self._metrics.count(name, count, reason=reason)
+            counter.clear()
+
+    async def _on_store(self, call: Call[StoreRequest]) -> StoreReply:
+        started = time.perf_counter()
+        reply = self._store.store(call.message, now())
+        self._metrics.observe("finback.cache.store_duration", time.perf_counter() - started)
+        self._metrics.count("finback.cache.slots", len(reply.slots), outcome="stored")
+        return reply
+
+    async def _on_lookup(self, call: Call[LookupRequest]) -> LookupReply:
+        request = call.message
+        hashes = hashes_of(request.salt, request.hashes)
+        kind = block_kind(request.kind)
+        num_host = self._store.leading_run(request.salt, hashes, kind, now())
+        return LookupReply(num_found=num_host, num_host=num_host)
+
+    async def _on_read(self, call: Call[ReadRequest]) -> ReadReply:
+        request = call.message
+        if request.lane not in LANES:
+            raise InvalidRequest(f"lane must be one of {', '.join(LANES)}", param="lane")
+        found = self._store.pin_run(request, now())
+        tickets, miss = await self._offers.tickets(found.keys, request.lane, request.lease_id)
+        if miss:
+            found = Found(found.keys[: len(tickets)], miss)
+        self._account(request, found)
+        return ReadReply(tickets=tickets, miss=found.miss)
+
+    async def _on_prefetch(self, call: Call[PrefetchCommand]) -> None:
+        hashes_of(call.message.salt, call.message.hashes)
+
+    def _found_corrupt(self, key: SlotKey, generation: int, reason: str) -> None:
+        header = self._store.arena.book.header(key)
+        if header.label is not None and header.generation == generation:
+            self._drop_corrupt(header.label.salt, header.label.hash, generation, reason)
+
+    def _drop_corrupt(self, salt: str, digest: bytes, generation: int, reason: str) -> None:
+        is_dropped = self._store.drop_corrupt(salt, digest, generation)
+        self._metrics.count("finback.cache.bad_blocks", reason=reason[:32])
+        self._service.log.warning("bad block", reason=reason[:80], is_dropped=is_dropped)
+
+    async def _on_bad_block(self, call: Call[BadBlock]) -> None:
+        bad = call.message
+        self._drop_corrupt(bad.salt, bad.hash, bad.ticket.generation, bad.reason)
+
+    def _account(self, request: ReadRequest, found: Found) -> None:
+        self._metrics.count("finback.cache.hits", len(found.keys), tier="host")
+        if found.miss:
+            self._metrics.count("finback.cache.misses", reason=found.miss)
