@@ -1,15 +1,17 @@
 """Taking a prompt over from prefill: blocks are copied by ticket, checked, put into the pool.
 
-A block that does not arrive whole is a miss: decode computes it, and all after it, itself.
+A block that does not arrive whole is a miss: decode computes it, and all after it, itself. Full blocks
+may come as the cache keeps them, with their tokens behind the KV; these are compared.
 """
 
 import asyncio
 from typing import Final
 
 from finback.services.decode.table import Request
+from finback.shared.engine.from_wire import num_known_tokens
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import NotFound
-from finback.shared.kv.layout import BlockGeometry
+from finback.shared.kv.stored_block import geometry_of, kv_of, payload_bytes
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.ticket import Ticket
 from finback.shared.telemetry import tracing
@@ -25,13 +27,8 @@ class BlockReceiver:
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         spec = host.engine.cache_spec
-        self._geometry = BlockGeometry(
-            block_size=spec.block_size,
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            kv_dtype=spec.kv_dtype,
-        )
+        self._geometry = geometry_of(spec)
+        self._stored_bytes = payload_bytes(self._geometry)
         self._slots = asyncio.Semaphore(_MAX_PARALLEL)
 
     async def receive(self, request: Request, handoff: HandoffRequest) -> tuple[int, ...]:
@@ -66,10 +63,24 @@ class BlockReceiver:
 
     async def _fetch(self, request: Request, index: int, ticket: Ticket) -> memoryview:
         block_size = self._geometry.block_size
-        num_tokens = min(block_size, request.num_prompt_tokens - 1 - index * block_size)
+        num_known = num_known_tokens(request.spec, request.prompt)
+        num_tokens = min(block_size, num_known - 1 - index * block_size)
+        if num_tokens == block_size and ticket.length == self._stored_bytes:
+            return self._kv_of(request, index, await self._host.lanes.get(ticket))
         if num_tokens < 1 or ticket.length != self._geometry.num_bytes(num_tokens):
             raise CorruptData("length", f"{ticket.length} bytes for {num_tokens} tokens")
         return await self._host.lanes.get(ticket)
+
+    def _kv_of(self, request: Request, index: int, payload: memoryview) -> memoryview:
+        width = 4 * self._geometry.block_size
+        start, end = index * width, (index + 1) * width
+        known = request.prompt
+        if end > len(known):
+            known += request.spec.choices[0].token_ids
+        try:
+            return kv_of(payload, self._geometry, known[start:end])
+        except ValueError as error:
+            raise CorruptData("tokens", str(error)) from error
 
 
 def _first_key(request: Request) -> tuple[str, int]:

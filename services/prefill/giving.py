@@ -1,4 +1,6 @@
-"""Gives finished blocks away: into the arena where there is one, else over lane `nats`."""
+"""Gives finished blocks away: full ones through the cache's store, under their hash, so that they are
+written once and kept; others into the arena under a lease; without an arena over lane `nats`.
+"""
 
 import contextlib
 from collections.abc import Callable, Coroutine
@@ -8,11 +10,13 @@ from typing import Any, Final
 import anyio
 
 from finback.services.prefill.job import Job
+from finback.services.prefill.keeping import BlockKeeper
 from finback.services.prefill.split import Split, tokens_in_block
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.from_wire import store_terms
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import ServingError
-from finback.shared.kv.layout import BlockGeometry
+from finback.shared.kv.stored_block import geometry_of
 from finback.shared.lanes.session import SlotLease
 from finback.shared.lanes.ticket import Ticket
 from finback.shared.wire.messages.cache import Slot
@@ -39,14 +43,8 @@ class BlockGiver:
 
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
-        spec = host.engine.cache_spec
-        self._geometry = BlockGeometry(
-            block_size=spec.block_size,
-            num_layers=spec.num_layers,
-            num_kv_heads=spec.num_kv_heads,
-            head_dim=spec.head_dim,
-            kv_dtype=spec.kv_dtype,
-        )
+        self._keeper = BlockKeeper(host)
+        self._geometry = geometry_of(host.engine.cache_spec)
         self._quiet_until_s = 0.0
         self._quiet_s = _QUIET_S
         self._nats_slots = anyio.Semaphore(_MAX_NATS)
@@ -58,6 +56,14 @@ class BlockGiver:
         lane `nats`.
         """
         end = min(end, first + MAX_BLOCKS)
+        num_full = split.num_tokens // self._geometry.block_size
+        if lane == "shm" and first < num_full and self._keeper.wants(job):
+            given = await self._by_store(job, split, first, min(end, num_full), end)
+            if given is not None:
+                return given
+        return await self._not_kept(job, split, first, end, lane)
+
+    async def _not_kept(self, job: Job, split: Split, first: int, end: int, lane: str) -> Given:
         is_usable = lane == "shm" and monotonic_s() >= self._quiet_until_s
         if is_usable and await self._host.has_arena():
             try:
@@ -84,6 +90,35 @@ class BlockGiver:
         return self._geometry.num_bytes(num_tokens)
 
     # -- lane shm
+
+    async def _by_store(
+        self, job: Job, split: Split, first: int, end: int, last: int
+    ) -> Given | None:
+        """Full blocks up to `end`, and what follows up to `last` with them; None if none is kept."""
+        cache = self._host.cache
+        lease = cache.open_lease(store_terms(job.spec))
+        rest: Given | None = None
+        try:
+            tickets = await self._keeper.give(job, first, end, lease)
+            if first + len(tickets) == end < last:
+                rest = await self._not_kept(job, split, end, last, "shm")
+                tickets += rest.tickets
+        except (OSError, ValueError, ServingError) as error:  # the arena was made anew, or is gone
+            cache.failed(f"write: {error}")
+            tickets = ()
+        except BaseException:
+            await cache.release(lease)
+            raise
+        if not tickets:
+            await cache.release(lease)
+            return None
+
+        async def release() -> None:
+            await cache.release(lease)
+            if rest is not None:
+                await rest.release()
+
+        return Given(tickets=tickets, release=release)
 
     async def _by_arena(self, job: Job, split: Split, first: int, end: int) -> Given | None:
         arena = self._host.arena

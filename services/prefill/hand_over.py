@@ -10,7 +10,14 @@ import anyio
 from finback.services.prefill.giving import BlockGiver, Given
 from finback.services.prefill.job import Job
 from finback.services.prefill.split import Split, ready_blocks, split_prompt
-from finback.shared.engine.from_wire import refusal, sequence_spec
+from finback.shared.engine.from_wire import (
+    known_tokens,
+    num_known_tokens,
+    refusal,
+    sequence_spec,
+    store_terms,
+)
+from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.token_chunks import split_token_ids
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
@@ -44,20 +51,25 @@ class HandOver:
     async def run(self, job: Job) -> None:
         """Return once decode has all of the prompt; raises `ServingError` when that cannot be."""
         reserved = await self._reserve_in_turn(job)
-        num_prompt = len(job.prompt) // 4
+        num_known = num_known_tokens(job.spec, job.prompt)
         sequence = sequence_spec(
-            job.spec, job.spec.choices[0], job.prompt, "prefill", drafting=False
+            job.spec,
+            job.spec.choices[0],
+            job.prompt,
+            "prefill",
+            drafting=False,
+            trace=job.parent,
         )
         # What prefill itself has cached is only known on admission, so ask for that first.
-        split = split_prompt(num_prompt, reserved.num_cached_tokens, 0, self._block_size)
+        split = split_prompt(num_known, reserved.num_cached_tokens, 0, self._block_size)
         if not split.is_empty:
-            admission = self._host.engine.add(sequence)
+            admission = self._host.engine.add(sequence, await self._bring_prefix(job))
             if not admission.accepted:
                 raise refusal(admission)
             job.is_in_engine = True
             job.num_cached = admission.num_cached_tokens
             split = split_prompt(
-                num_prompt, reserved.num_cached_tokens, job.num_cached, self._block_size
+                num_known, reserved.num_cached_tokens, job.num_cached, self._block_size
             )
         if split.is_empty:
             num_tokens = min(reserved.num_cached_tokens, split.num_tokens)
@@ -65,6 +77,15 @@ class HandOver:
             return
         job.split = split
         await self._give_blocks(job, split, reserved.lane)
+
+    async def _bring_prefix(self, job: Job) -> PrefixHold | None:
+        """What the cache has of the prompt, in the pool here: only the rest is computed."""
+        tokens = known_tokens(job.spec.choices[0], job.prompt)
+        salt = job.spec.cache_salt.encode()
+        if not self._host.prefixes.may_help(tokens, salt):
+            return None
+        terms = store_terms(job.spec)
+        return (await self._host.prefixes.fetch(tokens, salt, terms, job.parent)).hold
 
     async def _of_decode(self, job: Job, answer: Awaitable[T]) -> T:
         """Await decode's answer; when there is none, the gateway must look for another decode."""

@@ -15,6 +15,7 @@ from finback.shared.wire.messages.prefill import PrefillRequest
 class Job:
     """`num_computed`: prompt tokens whose KV the engine has; `scope` cancels the work.
 
+    `hashes`: of the full blocks of what is known, once they were needed.
     `parent` is the trace context that the request came with. `blamed`: the instance that a failure
     is put down to, when it is not this one.
     """
@@ -23,6 +24,7 @@ class Job:
     deadline_s: float
     parent: Any = None
     prompt: bytes = b""
+    hashes: tuple[bytes, ...] = ()
     split: Split | None = None
     num_cached: int = 0
     num_computed: int = 0

@@ -9,6 +9,7 @@ from finback.services.prefill.job import Job
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.fence import Fence
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.from_wire import known_tokens
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.role import FullSequences
 from finback.shared.engine.step_clock import StepClock
@@ -122,7 +123,8 @@ class PrefillRole:
             raise Overloaded("too many prompts wait", reason="queue_full", retry_after_s=1.0)
         timeout_s = spec.timeout_ms / 1000 or self._host.config.request_timeout_s
         job = Job(request=message, deadline_s=monotonic_s() + timeout_s, parent=tracing.current())
-        if message.num_chunks == 1 and self._is_co_hosted(job):
+        is_short = message.num_chunks == 1
+        if is_short and self._is_co_hosted(job) and not self._may_fetch(job, spec.token_ids):
             await self._add_full(job, spec.token_ids)
             return accepted
         self._jobs[spec.request_id] = job
@@ -155,6 +157,11 @@ class PrefillRole:
         if is_ours and self._host.sibling("decode") is None:
             raise InvalidRequest("this instance has no decode role", param="decode_instance")
         return is_ours
+
+    def _may_fetch(self, job: Job, prompt: bytes) -> bool:
+        """Would decode wait for the cache? Then the gateway does not."""
+        tokens = known_tokens(job.spec.choices[0], prompt)
+        return self._host.prefixes.may_help(tokens, job.spec.cache_salt.encode())
 
     async def _add_full(self, job: Job, prompt: bytes) -> None:
         sibling = self._host.sibling("decode")

@@ -205,6 +205,7 @@ class Engine:
                 self.prefixes.release(hold)
             else:
                 sequence.hold = hold
+                sequence.hashes = sequence.hashes or list(hold.hashes)
         self._steps.wake()
         return admission
 

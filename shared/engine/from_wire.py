@@ -26,10 +26,7 @@ def sequence_spec(
 
     `trace`: the context of the request's spans.
     """
-    if len(token_ids) % 4 or not token_ids:
-        raise InvalidRequest("token_ids must be a prompt of int32 ids", param="token_ids")
-    if len(choice.token_ids) % 4:
-        raise InvalidRequest("a choice's token_ids must be int32 ids", param="choices")
+    _check_ids(choice, token_ids)
     return SequenceSpec(
         key=(spec.request_id, choice.index),
         attempt=spec.attempt,
@@ -50,8 +47,16 @@ def sequence_spec(
     )
 
 
+def _check_ids(choice: ChoiceSpec, token_ids: bytes) -> None:
+    if len(token_ids) % 4 or not token_ids:
+        raise InvalidRequest("token_ids must be a prompt of int32 ids", param="token_ids")
+    if len(choice.token_ids) % 4:
+        raise InvalidRequest("a choice's token_ids must be int32 ids", param="choices")
+
+
 def known_tokens(choice: ChoiceSpec, token_ids: bytes) -> TokenIds:
     """The prompt, and what there is of the choice already: what its blocks are named by."""
+    _check_ids(choice, token_ids)
     return np.frombuffer(token_ids + choice.token_ids, dtype="<i4").astype(np.int32)
 
 

@@ -73,6 +73,13 @@ class PrefixPort:
         """Hashes of the full blocks of these tokens."""
         return self._table.holds.chain(token_ids, cache_salt)
 
+    def lacks(self, token_ids: TokenIds, cache_salt: bytes) -> bool:
+        """Is there a full block before the last of these known tokens that is not here?"""
+        size = self._geometry.block_size
+        useful = token_ids[: max(0, token_ids.size - 1) // size * size]
+        pool = self._table.pool
+        return any(pool.find(name) is None for name in self.chain(useful, cache_salt))
+
     # -- holds
 
     def hold(self, token_ids: TokenIds, cache_salt: bytes) -> PrefixHold:

@@ -22,9 +22,13 @@ from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
 from finback.shared.config import StackConfig
 from finback.shared.engine.output import StepOutput
+from finback.shared.engine.prefix_fetch import PrefixFetcher
 from finback.shared.engine.role import Role
 from finback.shared.engine.warm_up import WarmUp
+from finback.shared.engine.write_back import WriteBack
 from finback.shared.errors import ServingError
+from finback.shared.kv.cache_client import CacheClient
+from finback.shared.kv.kv_events import Holding, KvPublisher
 from finback.shared.lanes.inline import InlineLane
 from finback.shared.lanes.nats_lane import NatsLane
 from finback.shared.lanes.select import LaneSet
@@ -46,6 +50,7 @@ _LOAD_REPORT_S: Final = 0.25
 # A cache that did not answer is left alone this long: lane `nats` serves meanwhile.
 _ARENA_RETRY_S: Final = 1.0
 _CLOSE_S: Final = 2.0
+_TIER: Final = "device"
 
 OnStep = Callable[[StepOutput], None]
 # Builds the engine (not started yet); runs in a worker thread, because weights take seconds.
@@ -70,6 +75,9 @@ class WorkerHost(Service):
         self.engine: Engine
         self.nats_lane: NatsLane
         self.lanes: LaneSet
+        self.cache: CacheClient
+        self.prefixes: PrefixFetcher
+        self.write_back: WriteBack
         self.arena = ArenaSession(
             context.client,
             owner=self.instance,
@@ -88,6 +96,7 @@ class WorkerHost(Service):
         await self._warm_up.run()
         self._warm_up = None
         await self._open_lanes()
+        await self._open_cache()
         self._roles = {name: _role_class(name)(self) for name in self._role_names}
         for role in self._roles.values():
             await role.start()
@@ -104,6 +113,36 @@ class WorkerHost(Service):
         await self.nats_lane.start()
         self.lanes = LaneSet([InlineLane(), ShmLane(self.arena), self.nats_lane])
         self.spawn(self.arena.run)
+
+    async def _open_cache(self) -> None:
+        """Blocks come from the cache of this host and go there; who holds what is told to all."""
+        engine, salt = self.engine, self.engine.cache_spec.salt
+        self.cache = CacheClient(
+            self.arena,
+            self.client,
+            salt=salt,
+            owner=self.instance,
+            owner_epoch=self.epoch,
+            metrics=self.metrics,
+            log=self.log,
+        )
+        self.spawn(self.cache.run)
+        self.prefixes = PrefixFetcher(engine, self.cache, self.lanes, self.metrics)
+        self.write_back = WriteBack(engine, self.cache, self.metrics)
+        self.spawn(self.write_back.run)
+        engine.prefixes.on_new_block = self.write_back.offer
+        publisher = KvPublisher(self, name=self._role_names[0], holdings=self._holdings)
+        await publisher.start()
+
+        def changed(block_hash: bytes, is_there: bool) -> None:
+            tell = publisher.stored if is_there else publisher.removed
+            tell(salt, _TIER, (block_hash,))
+
+        engine.prefixes.on_change = changed
+        publisher.stored(salt, _TIER, engine.prefixes.hashes())
+
+    def _holdings(self) -> list[Holding]:
+        return [(self.engine.cache_spec.salt, _TIER, self.engine.prefixes.hashes())]
 
     async def _keep_open(self, bus: Bus) -> None:
         """Close lane and connection however the process ends."""

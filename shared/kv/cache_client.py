@@ -1,6 +1,6 @@
 """A worker's dealings with the cache of its host as a store: look up, read, keep. Torch-free.
 
-    cache = CacheClient(session, salt=spec.salt, owner=instance, owner_epoch=epoch, ...)
+    cache = CacheClient(session, client, salt=spec.salt, owner=instance, owner_epoch=epoch, ...)
     service.spawn(cache.run)                          # renews leases
     found = await cache.lookup(hashes)                # None: no cache
     async with cache.lease(terms) as lease:
@@ -21,6 +21,7 @@ from typing import Any, Final, TypeVar
 
 import anyio
 
+from finback.shared.actor.client import Client
 from finback.shared.clock import monotonic_s
 from finback.shared.errors import InvalidRequest, NotFound, ServingError
 from finback.shared.lanes.session import LEASE_MS, RENEWALS, ArenaSession, SlotLease
@@ -45,6 +46,8 @@ _STORE_TIMEOUT_S: Final = 2.0
 # After a failure the cache is left alone this long, twice as long each time.
 QUIET_S: Final = 1.0
 MAX_QUIET_S: Final = 16.0
+# The reason of a refusal to a writer whose request, or whose process, has a successor.
+_SUPERSEDED: Final = "superseded"
 _CONNECT_EVERY_S: Final = 1.0
 
 T = TypeVar("T")
@@ -74,13 +77,13 @@ class CacheClient:
     def __init__(
         self,
         session: ArenaSession,
+        client: Client,
         *,
         salt: str,
         owner: str,
         owner_epoch: int,
         metrics: Metrics,
         log: Any,
-        client: Any,
     ) -> None:
         self.session = session
         self.salt = salt
@@ -92,8 +95,6 @@ class CacheClient:
         self._held: set[str] = set()
         self._quiet_until_s = 0.0
         self._quiet_s = QUIET_S
-        self._connect_at_s = 0.0
-        self._connecting = anyio.Lock()
 
     # -- whether there is one
 
@@ -103,23 +104,9 @@ class CacheClient:
         return monotonic_s() < self._quiet_until_s
 
     @property
-    def may_be_there(self) -> bool:
-        """Worth asking: not quiet, and found or due to be looked for."""
-        if self.is_quiet:
-            return False
-        return self.session.is_connected or monotonic_s() >= self._connect_at_s
-
-    async def is_there(self) -> bool:
-        """Whether the cache of this host can be used now; looks for it at most once a second."""
-        if self.is_quiet:
-            return False
-        if self.session.is_connected:
-            return True
-        async with self._connecting:
-            if not self.session.is_connected and monotonic_s() >= self._connect_at_s:
-                await self.session.connect()
-                self._connect_at_s = monotonic_s() + _CONNECT_EVERY_S
-        return self.session.is_connected
+    def is_there(self) -> bool:
+        """Whether the cache of this host was found (`run` looks for it) and has not failed lately."""
+        return self.session.is_connected and not self.is_quiet
 
     def failed(self, why: str) -> None:
         """Leave it alone for a while."""
@@ -149,18 +136,19 @@ class CacheClient:
         self, verb: str, message: Any, reply_type: type[T], timeout_s: float, request_id: str
     ) -> T | None:
         """Ask the cache; None when it cannot be asked or fails."""
-        if not await self.is_there():
+        if not self.is_there:
             return None
         try:
             reply = await self.session.ask(
                 verb, message, reply_type, request_id=request_id, timeout_s=timeout_s
             )
-        except (InvalidRequest, NotFound) as error:  # it lives, and refuses this
-            self._metrics.count("finback.worker.cache_refusals", verb=verb)
-            self._log.warning("the cache refused", verb=verb, error=error.public_message)
-            return None
         except ServingError as error:
-            self.failed(f"{verb}: {error.public_message}")
+            if isinstance(error, InvalidRequest | NotFound) or error.reason == _SUPERSEDED:
+                # It lives, and refuses this.
+                self._metrics.count("finback.worker.cache_refusals", verb=verb)
+                self._log.warning("the cache refused", verb=verb, error=error.public_message)
+            else:
+                self.failed(f"{verb}: {error.public_message}")
             return None
         self._quiet_s = QUIET_S
         return reply
@@ -203,17 +191,21 @@ class CacheClient:
         return self._owner, self._owner_epoch
 
     async def run(self) -> None:
-        """Renew all leases every 3 s; runs until cancelled."""
+        """Find the cache of this host, then renew all leases every 3 s; runs until cancelled."""
         while True:
+            if not await self.session.connect():
+                await anyio.sleep(_CONNECT_EVERY_S)
+                continue
             await anyio.sleep(LEASE_MS / 1000 / RENEWALS)
-            held = tuple(self._held)
-            if held and self.session.is_connected:
-                with contextlib.suppress(ServingError):
-                    reply = await self.session.ask(
-                        "renew", LeaseRequest(lease_ids=held), LeaseReply
-                    )
-                    # What is lost is noticed on the copy: its generation or checksum is wrong.
-                    self._held.difference_update(set(held) - set(reply.held))
+            with contextlib.suppress(ServingError):
+                await self._renew()
+
+    async def _renew(self) -> None:
+        held = tuple(self._held)
+        if held:
+            reply = await self.session.ask("renew", LeaseRequest(lease_ids=held), LeaseReply)
+            # What is lost is noticed on the copy: its generation or checksum is wrong.
+            self._held.difference_update(set(held) - set(reply.held))
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -242,7 +234,12 @@ class CacheLease:
         return await self.cache.ask("read", request, ReadReply, timeout_s, self.terms.request_id)
 
     async def store(
-        self, hashes: Sequence[bytes], *, first_block: int, payload_bytes: int
+        self,
+        hashes: Sequence[bytes],
+        *,
+        first_block: int,
+        payload_bytes: int,
+        prompt_blocks: int = 0,
     ) -> StoreReply | None:
         """Slots for those of these blocks that the cache has not and wants."""
         owner, epoch = self.cache.identity
@@ -255,6 +252,7 @@ class CacheLease:
             hashes=b"".join(hashes),
             payload_bytes=payload_bytes,
             first_block=first_block,
+            prompt_blocks=prompt_blocks,
             tenant=terms.tenant,
             traffic_class=terms.traffic_class,
             retention_s=terms.retention_s,

@@ -20,9 +20,11 @@ from finback.shared.engine.output import (
     SequenceOutput,
     StepOutput,
 )
+from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.sequence import SequenceCounts, SequenceKey, SequenceSpec, TokenIds
 from finback.shared.engine.step_times import StepTime
 from finback.shared.errors import NotFound
+from finback.shared.kv import block_hash
 from finback.shared.wire.messages.control import CacheSpec
 from finback.shared.wire.messages.generate import EndInfo, TokenLogprob
 
@@ -50,6 +52,33 @@ def kv_of(tokens: list[int], position: int) -> bytes:
     """The KV of one token."""
     prefix = np.array(tokens[: position + 1], dtype="<i8").tobytes()
     return blake2b(prefix, digest_size=TOKEN_BYTES).digest()
+
+
+class FakePrefixes:
+    """No prefix is ever cached here; blocks have names, as everywhere."""
+
+    is_enabled = True
+
+    def __init__(self) -> None:
+        self.on_new_block: Callable[[Any], None] | None = None
+        self.on_change: Callable[[bytes, bool], None] | None = None
+
+    def hashes(self) -> list[bytes]:
+        return []
+
+    def lacks(self, token_ids: TokenIds, cache_salt: bytes) -> bool:
+        return False
+
+    def chain(self, token_ids: TokenIds, cache_salt: bytes) -> tuple[bytes, ...]:
+        root = block_hash.prompt_root(b"", cache_salt, BLOCK_SIZE)
+        data = np.ascontiguousarray(token_ids, dtype="<i4").tobytes()
+        return tuple(block_hash.extend_all(root, data, BLOCK_SIZE, b""))
+
+    def hold(self, token_ids: TokenIds, cache_salt: bytes) -> PrefixHold:
+        return PrefixHold(hashes=(), tokens=(), num_prompt=token_ids.size, is_released=True)
+
+    def release(self, hold: PrefixHold) -> None:
+        pass
 
 
 @dataclass(slots=True)
@@ -94,6 +123,8 @@ class FakeEngine:
             block_bytes=BLOCK_SIZE * TOKEN_BYTES,
             salt="fake",
         )
+        self.prefixes = FakePrefixes()
+        self.row_ms = 0.0
         self.num_blocks = 1000
         self.max_model_len = 1000
         self.progress = 0
@@ -124,12 +155,14 @@ class FakeEngine:
         """As if the device thread had died."""
         self._failure.set_exception(error)
 
-    def add(self, spec: SequenceSpec) -> Admission:
+    def add(self, spec: SequenceSpec, hold: PrefixHold | None = None) -> Admission:
         if len(self.sequences) >= self._max_sequences:
             return Admission(accepted=False, reason="queue_full")
-        tokens = spec.token_ids.tolist()
+        num_prompt = spec.token_ids.size
+        tokens = [*spec.token_ids.tolist(), *spec.completion.tolist()]
+        credit = spec.completion.size + spec.credit_tokens
         state = "reserved" if spec.mode == "decode" else "running"
-        self.sequences[spec.key] = _Sequence(spec, tokens, len(tokens), spec.credit_tokens, state)
+        self.sequences[spec.key] = _Sequence(spec, tokens, num_prompt, credit, state)
         return Admission(accepted=True)
 
     def activate(
@@ -141,7 +174,7 @@ class FakeEngine:
         for position in range(num_computed_tokens):
             if sequence.kv.get(position) != kv_of(sequence.tokens, position):
                 self.fail(AssertionError(f"wrong KV at {position}"))
-        self.num_recomputed += sequence.num_prompt - 1 - num_computed_tokens
+        self.num_recomputed += len(sequence.tokens) - 1 - num_computed_tokens
         sequence.state = "running"
         return True
 
@@ -253,7 +286,7 @@ class FakeEngine:
         self, key: SequenceKey, sequence: _Sequence, outputs: dict[str, list[Any]]
     ) -> None:
         if sequence.spec.mode == "prefill":
-            target = sequence.num_prompt - 1
+            target = len(sequence.tokens) - 1
             sequence.num_computed = min(target, sequence.num_computed + self._chunk)
             is_last = sequence.num_computed == target
             if is_last:

@@ -231,6 +231,10 @@ class MiniGateway:
         grammar: GrammarSpec | None = None,
         credit_tokens: int = 4096,
         drafting: bool = True,
+        traffic_class: str = "chat",
+        tenant: str = "",
+        cache_salt: str = "",
+        retention_s: float | None = None,
     ) -> GenerationSpec:
         """A request of ours."""
         return GenerationSpec(
@@ -244,6 +248,10 @@ class MiniGateway:
             grammar=grammar,
             credit_tokens=credit_tokens,
             drafting=drafting,
+            traffic_class=traffic_class,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            retention_s=retention_s,
         )
 
     async def place(

@@ -39,7 +39,8 @@ async def test_a_full_or_failing_arena_costs_no_request(
         ):
             with monkeypatch.context() as patch:
                 patch.setattr(prefill.arena, name, broken)
-                generation = await gateway.generate(PROMPT, sampling())
+                # Blocks of a batch are not kept, so they are handed over under leases alone.
+                generation = await gateway.generate(PROMPT, sampling(), traffic_class="batch")
             assert generation.tokens == expected(PROMPT, 1, 20)
             assert prefill.metrics.value(metric) > 0
         num_blocks = -(-(len(PROMPT) - 1) // BLOCK_SIZE)

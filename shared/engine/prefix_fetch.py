@@ -1,0 +1,240 @@
+"""Brings cached blocks of a prompt into the device pool before the prompt is queued.
+
+What the pool has is held; of what it lacks, the cache's leading run is read, as far as that is quicker
+than to compute it. Blocks are copied off the event loop, a few at a time, and go into the pool between
+steps. Whatever goes wrong ends the run there: the rest is computed.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from finback.shared.clock import monotonic_s
+from finback.shared.engine.prefix_hold import PrefixHold
+from finback.shared.engine.sequence import TokenIds
+from finback.shared.errors import ServingError
+from finback.shared.kv.cache_client import MAX_READ, CacheClient, CacheLease, StoreTerms
+from finback.shared.kv.fetch_policy import RateBook
+from finback.shared.kv.stored_block import geometry_of, payload_bytes
+from finback.shared.lanes.base import CorruptData
+from finback.shared.lanes.select import LaneSet
+from finback.shared.lanes.ticket import Ticket
+from finback.shared.telemetry import tracing
+from finback.shared.telemetry.metrics import Metrics
+
+if TYPE_CHECKING:
+    from finback.shared.engine.engine import Engine  # brings torch; the caller built it
+
+MAX_IN_FLIGHT_BYTES: Final = 64 * 2**20
+MAX_IN_FLIGHT: Final = 4
+MAX_FETCH_S: Final = 5.0
+"""A fetch that is not over by then is cut short."""
+# What a bad copy says of the block itself, rather than of its place having been given away.
+_BAD: Final = frozenset({"checksum", "length", "tokens"})
+
+
+@dataclass(slots=True, kw_only=True)
+class Fetched:
+    """A hold on a prompt's prefix, and how it came about. `miss`: why the run ended, if it did."""
+
+    hold: PrefixHold
+    num_found: int = 0
+    num_from_files: int = 0
+    miss: str = ""
+
+
+class PrefixFetcher:
+    """One for an engine; bounds what all its requests have in flight."""
+
+    def __init__(
+        self, engine: "Engine", cache: CacheClient, lanes: LaneSet, metrics: Metrics
+    ) -> None:
+        self._engine = engine
+        self._prefixes = engine.prefixes
+        self._cache = cache
+        self._lanes = lanes
+        self._metrics = metrics
+        self._block_size = engine.cache_spec.block_size
+        self._payload_bytes = payload_bytes(geometry_of(engine.cache_spec))
+        count = max(1, min(MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES // self._payload_bytes))
+        self._free: asyncio.Semaphore = asyncio.Semaphore(count)
+        self._buffers: list[bytearray] = []
+        self._book = RateBook()
+
+    def may_help(self, token_ids: TokenIds, cache_salt: bytes) -> bool:
+        """Could a fetch bring anything: is there a cache, and does the pool lack a block?"""
+        if not self._cache.is_there or not self._prefixes.is_enabled:
+            return False
+        return self._prefixes.lacks(token_ids, cache_salt)
+
+    async def fetch(
+        self, token_ids: TokenIds, cache_salt: bytes, terms: StoreTerms, parent: Any = None
+    ) -> Fetched:
+        """Hold and bring what there is of these known tokens. The caller owns the hold.
+
+        Raises nothing but what ends the caller (cancellation): then nothing is held.
+        """
+        fetched = Fetched(hold=self._prefixes.hold(token_ids, cache_salt))
+        hold = fetched.hold
+        try:
+            if hold.missing and self._prefixes.is_enabled:
+                await self._bring(fetched, terms, parent)
+        except TimeoutError:
+            fetched.miss = "slow"
+        except BaseException:
+            self._prefixes.release(hold)
+            raise
+        self._count(fetched)
+        return fetched
+
+    async def _bring(self, fetched: Fetched, terms: StoreTerms, parent: Any) -> None:
+        hold = fetched.hold
+        if not self._cache.is_there:
+            fetched.miss = "quiet" if self._cache.is_quiet else "no_cache"
+            return
+        async with asyncio.timeout(MAX_FETCH_S):
+            wanted = await self._choose(fetched, terms, parent)
+            if wanted:
+                attributes = {tracing.REQUEST_ID: terms.request_id}
+                with tracing.span("cache fetch", attributes, parent=parent) as span:
+                    try:
+                        async with self._cache.lease(terms) as lease:
+                            await self._read(fetched, lease, wanted)
+                    finally:
+                        span.set_attribute("finback.num_blocks", hold.num_restored)
+                        span.set_attribute("finback.num_from_files", fetched.num_from_files)
+                        span.set_attribute("finback.bytes", hold.num_restored * self._payload_bytes)
+                        span.set_attribute("finback.miss", fetched.miss)
+
+    async def _choose(self, fetched: Fetched, terms: StoreTerms, parent: Any) -> list[int]:
+        """Which blocks to read: look the missing ones up, and weigh."""
+        hold, missing = fetched.hold, fetched.hold.missing
+        attributes = {
+            tracing.REQUEST_ID: terms.request_id,
+            "finback.num_blocks": len(hold.hashes),
+            "finback.num_device": hold.num_device,
+        }
+        with tracing.span("cache lookup", attributes, parent=parent) as span:
+            reply = await self._cache.lookup([hold.hashes[i] for i in missing], terms.request_id)
+            if reply is None:
+                fetched.miss = "failed"
+                return []
+            num_found = min(reply.num_found, len(missing))
+            compute_s = self._engine.row_ms / 1e3 * self._block_size
+            count = self._book.choose(num_found, reply.num_host, compute_s)
+            span.set_attribute("finback.num_found", num_found)
+            span.set_attribute("finback.num_host", reply.num_host)
+            span.set_attribute("finback.num_chosen", count)
+        fetched.num_found = num_found
+        if count < len(missing):
+            fetched.miss = "absent" if count == num_found else "not_worth"
+        return missing[:count]
+
+    async def _read(self, fetched: Fetched, lease: CacheLease, wanted: list[int]) -> None:
+        hold = fetched.hold
+        for at in range(0, len(wanted), MAX_READ):
+            batch = wanted[at : at + MAX_READ]
+            started = monotonic_s()
+            reply = await lease.read([hold.hashes[i] for i in batch])
+            if reply is None:
+                fetched.miss = "failed"
+                return
+            asked_s = monotonic_s() - started
+            fetched.num_from_files += reply.num_from_files
+            tickets = list(zip(batch, reply.tickets, strict=False))
+            is_whole = await self._copy_all(fetched, tickets)
+            self._learn(asked_s, monotonic_s() - started, len(tickets), reply.num_from_files)
+            if len(tickets) < len(batch) and is_whole:
+                fetched.miss = reply.miss or "absent"
+            if len(tickets) < len(batch) or not is_whole:
+                return
+
+    def _learn(self, asked_s: float, all_s: float, num_blocks: int, num_files: int) -> None:
+        """The question's own time is fixed, unless the cache had to read files meanwhile."""
+        if not num_blocks:
+            return
+        if num_files:
+            self._book.record("file", all_s / num_blocks)
+        else:
+            self._book.record("overhead", asked_s)
+            self._book.record("host", (all_s - asked_s) / num_blocks)
+
+    async def _copy_all(self, fetched: Fetched, tickets: list[tuple[int, Ticket]]) -> bool:
+        """Copy these blocks, a few at a time and in order; False when one could not be had."""
+        failed = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            for index, ticket in tickets:
+                # Bounded here: the next one is begun when a buffer is free.
+                buffer = await self._take_buffer()
+                if failed.is_set():
+                    self._give_buffer(buffer)
+                    break
+                group.create_task(self._copy_one(fetched, index, ticket, buffer, failed))
+        return not failed.is_set()
+
+    async def _copy_one(
+        self,
+        fetched: Fetched,
+        index: int,
+        ticket: Ticket,
+        buffer: bytearray,
+        failed: asyncio.Event,
+    ) -> None:
+        miss, is_clean = "", False
+        try:
+            miss = await self._copy(fetched.hold, index, ticket, buffer)
+            is_clean = True
+        finally:
+            # A copy that was cancelled may still be running: its buffer is not used again.
+            self._give_buffer(buffer if is_clean else None)
+        if miss:
+            failed.set()
+            fetched.miss = miss
+
+    async def _copy(self, hold: PrefixHold, index: int, ticket: Ticket, buffer: bytearray) -> str:
+        """Why the block could not be had, or nothing."""
+        try:
+            if ticket.length != self._payload_bytes:
+                raise CorruptData("length", f"{ticket.length} bytes")
+            payload = await self._lanes.get(ticket, memoryview(buffer))
+            if await self._prefixes.restore(hold, index, payload):
+                return ""
+        except ValueError:
+            await self._cache.report_bad(hold.hashes[index], ticket, "tokens")
+            return "tokens"
+        except CorruptData as error:
+            if error.reason in _BAD:
+                await self._cache.report_bad(hold.hashes[index], ticket, error.reason)
+            return error.reason
+        except ServingError:
+            return "failed"
+        return "no_room"
+
+    def release(self, hold: PrefixHold) -> None:
+        """Nobody will queue the prompt."""
+        self._prefixes.release(hold)
+
+    # -- buffers: pages that were touched once are quicker
+
+    async def _take_buffer(self) -> bytearray:
+        await self._free.acquire()
+        return self._buffers.pop() if self._buffers else bytearray(self._payload_bytes)
+
+    def _give_buffer(self, buffer: bytearray | None) -> None:
+        if buffer is not None:
+            self._buffers.append(buffer)
+        self._free.release()
+
+    def _count(self, fetched: Fetched) -> None:
+        hold, count = fetched.hold, self._metrics.count
+        num_files = min(fetched.num_from_files, hold.num_restored)
+        for tier, number in (
+            ("device", hold.num_device),
+            ("host", hold.num_restored - num_files),
+            ("file", num_files),
+        ):
+            if number:
+                count("finback.worker.prefix_blocks", number, tier=tier)
+        num_missed = len(hold.hashes) - hold.num_leading
+        if num_missed and not hold.is_released:
+            count("finback.worker.prefix_misses", num_missed, cause=fetched.miss or "absent")
