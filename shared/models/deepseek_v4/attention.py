@@ -120,8 +120,8 @@ class Attention:
     def _output(self, mixed: torch.Tensor) -> torch.Tensor:
         """Grouped projection: each group of heads to its own rank, then all of them to d."""
         num_groups, weights = self._config.num_output_groups, self._weights
-        grouped = mixed.flatten(1).view(mixed.shape[0], num_groups, -1)
         first = weights.output_a.view(num_groups, self._config.output_rank, -1)
+        grouped = mixed.reshape(mixed.shape[0], num_groups, first.shape[2])
         inner = torch.einsum("ngi,goi->ngo", grouped, first)
         return inner.flatten(1) @ weights.output_b.t()
 

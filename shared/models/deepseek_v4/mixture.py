@@ -5,15 +5,17 @@ import torch
 from finback.kernels.expert_mlp.reference import clamped_gate, expert_mlp
 from finback.kernels.route_experts.reference import route_experts
 from finback.shared.models.deepseek_v4.config import V4Config
+from finback.shared.models.deepseek_v4.expert_exchange import ExpertExchange
 from finback.shared.models.deepseek_v4.weights import MixtureWeights
 
 
 class Mixture:
-    """One layer's experts; all of them are here."""
+    """One layer's experts; the routed ones may be shared out over ranks."""
 
-    def __init__(self, config: V4Config, weights: MixtureWeights) -> None:
+    def __init__(self, config: V4Config, weights: MixtureWeights, exchange: ExpertExchange) -> None:
         self._config = config
         self._weights = weights
+        self._exchange = exchange
 
     def __call__(self, token_ids: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
         """hidden [N, d], normed -> [N, d]. A hash-routed layer needs the token ids [N]."""
@@ -25,14 +27,18 @@ class Mixture:
             bias=weights.bias,
             experts=None if weights.table is None else weights.table[token_ids],
         )
-        routed = expert_mlp(
-            hidden,
-            weights.expert_gate_up,
-            weights.expert_down,
-            experts,
-            shares,
-            limit=config.swiglu_limit,
-        )
+        routed = self._exchange(hidden, experts, shares, self._own)
         inner = clamped_gate(hidden @ weights.shared_gate_up.t(), config.swiglu_limit)
         shared = inner.to(hidden.dtype) @ weights.shared_down.t()
         return (routed + shared.float()).to(hidden.dtype)
+
+    def _own(self, rows: torch.Tensor, slots: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
+        """The experts that are held here, one a row."""
+        return expert_mlp(
+            rows,
+            self._weights.expert_gate_up,
+            self._weights.expert_down,
+            slots[:, None],
+            shares[:, None],
+            limit=self._config.swiglu_limit,
+        )

@@ -7,6 +7,7 @@ from finback.kernels.rms_norm.reference import rms_norm
 from finback.shared.models.deepseek_v4.attention import Attention
 from finback.shared.models.deepseek_v4.batch import V4Batch
 from finback.shared.models.deepseek_v4.config import V4Config
+from finback.shared.models.deepseek_v4.expert_exchange import ExpertExchange, LocalExchange
 from finback.shared.models.deepseek_v4.memory import LayerMemory, V4Memory
 from finback.shared.models.deepseek_v4.mixture import Mixture
 from finback.shared.models.deepseek_v4.rope import Rotation
@@ -17,12 +18,17 @@ class Layer:
     """Two sites: attention and experts, each between a mix of the streams and their spreading."""
 
     def __init__(
-        self, config: V4Config, ratio: int, weights: LayerWeights, rotation: Rotation
+        self,
+        config: V4Config,
+        ratio: int,
+        weights: LayerWeights,
+        rotation: Rotation,
+        exchange: ExpertExchange,
     ) -> None:
         self._config = config
         self._weights = weights
         self._attention = Attention(config, ratio, weights.attention, rotation)
-        self._mixture = Mixture(config, weights.mixture)
+        self._mixture = Mixture(config, weights.mixture, exchange)
 
     def __call__(self, batch: V4Batch, streams: torch.Tensor, memory: LayerMemory) -> torch.Tensor:
         """streams [N, n, d] -> the same."""
@@ -50,12 +56,20 @@ class Layer:
 class V4Network:
     """All layers and the head."""
 
-    def __init__(self, config: V4Config, weights: V4Weights, device: str = "cpu") -> None:
+    def __init__(
+        self,
+        config: V4Config,
+        weights: V4Weights,
+        device: str = "cpu",
+        exchange: ExpertExchange | None = None,
+    ) -> None:
+        """`exchange`: how rows reach experts of other ranks; None: all experts are in `weights`."""
         self.config = config
+        exchange = exchange or LocalExchange()
         self._weights = weights
         rotations = {ratio: Rotation(config, ratio, device) for ratio in set(config.ratios)}
         self._layers = tuple(
-            Layer(config, ratio, layer, rotations[ratio])
+            Layer(config, ratio, layer, rotations[ratio], exchange)
             for ratio, layer in zip(config.ratios, weights.layers, strict=True)
         )
 

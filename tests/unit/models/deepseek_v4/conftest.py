@@ -6,12 +6,12 @@ import torch
 from transformers import DeepseekV4ForCausalLM
 
 from finback.shared.models.deepseek_v4.checkpoint import V4Checkpoint
-from finback.shared.models.deepseek_v4.config import V4Config, read_config
+from finback.shared.models.deepseek_v4.config import V4Config
 from finback.shared.models.deepseek_v4.load import WeightLoader
 from finback.shared.models.deepseek_v4.memory import V4Memory
 from finback.shared.models.deepseek_v4.network import V4Network
-from finback.shared.models.hf_source import read_json
 from support import v4_tiny
+from support.v4_ranks import config_of
 
 
 @pytest.fixture(scope="session")
@@ -26,11 +26,6 @@ def folder(oracle: DeepseekV4ForCausalLM, tmp_path_factory: pytest.TempPathFacto
         v4_tiny.published_tensors(oracle),
         v4_tiny.published_config(oracle.config),
     )
-
-
-def config_of(folder: Path) -> V4Config:
-    path = folder / "config.json"
-    return read_config(path, read_json(path, required=True))
 
 
 def network_of(folder: Path) -> V4Network:

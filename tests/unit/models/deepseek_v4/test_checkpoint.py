@@ -9,12 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import DeepseekV4ForCausalLM
-from unit.models.deepseek_v4.conftest import config_of
 
 from finback.shared.errors import ConfigError
 from finback.shared.models.deepseek_v4.checkpoint import V4Checkpoint
 from finback.shared.models.deepseek_v4.names import published, shapes, transformers_name
 from support import v4_formats, v4_tiny
+from support.v4_ranks import config_of
 
 Tensors = dict[str, torch.Tensor]
 

@@ -9,7 +9,8 @@ from transformers import DeepseekV4ForCausalLM
 
 from finback.shared.models.deepseek_v4.memory import V4Memory
 from finback.shared.models.deepseek_v4.network import V4Network
-from support.v4_tiny import oracle_logits, oracle_state, prompt, step
+from support.v4_steps import prompt, step
+from support.v4_tiny import oracle_logits, oracle_state
 
 TOLERANCE: Final = 2e-5
 BLOCKS: Final = [7, 2, 9]

@@ -14,7 +14,8 @@ from finback.shared.models.deepseek_v4.snapshot import (
     snapshot_bytes,
     take_snapshot,
 )
-from support.v4_tiny import oracle_logits, prompt, step
+from support.v4_steps import prompt, step
+from support.v4_tiny import oracle_logits
 
 HIT: Final = 256
 BLOCKS: Final = [4, 11, 3]
