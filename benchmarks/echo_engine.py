@@ -139,9 +139,9 @@ class EchoEngine(Service):
     def _add(self, spec: GenerationSpec, token_ids: bytes) -> None:
         source = echoed(memoryview(token_ids).cast("i").tolist())
         for choice in spec.choices:
-            sequence = Sequence(
-                spec, choice.index, source, monotonic_s() + PREFILL_S, spec.credit_tokens
-            )
+            known = memoryview(choice.token_ids).cast("i").tolist() if choice.token_ids else []
+            up_to = len(known) + spec.credit_tokens
+            sequence = Sequence(spec, choice.index, source, monotonic_s() + PREFILL_S, up_to, known)
             key = (spec.request_id, choice.index)
             self._sequences[key] = self._live[key] = sequence
         self._work.set()

@@ -35,7 +35,6 @@ class Answer:
         *,
         stops: Sequence[str],
         notify: asyncio.Event,
-        on_restart: Callable[[int], None],
         output: Output | None = None,
         has_token_ids: bool = False,
     ) -> None:
@@ -54,20 +53,13 @@ class Answer:
         self._tokenizer = tokenizer
         self._stops = stops
         self._notify = notify
-        self._on_restart = on_restart
         self._output = output
-        self._attempts = [0] * len(generations)
-        self._texts: list[list[ChoiceText]] = [[] for _ in generations]
+        self._texts = [self._new_texts(at, made) for at, made in enumerate(generations)]
         # What turning ids into text took, and how many events it made.
         self.busy_ns = 0
         self.num_events = 0
-        self._num_untold = 0
+        self._num_untold = sum(len(texts) for texts in self._texts)
         self._took: list[tuple[Generation, Choice]] = []
-
-    def commit(self) -> None:
-        """Something is about to reach the client: no generation may start over from here on."""
-        for generation in self.generations:
-            generation.is_committed = True
 
     async def events(
         self, tick_s: float, pace: Callable[[], float]
@@ -93,7 +85,7 @@ class Answer:
                 for generation in self.generations:
                     if generation.error is not None:
                         raise generation.error
-                if self._num_untold == 0 and self._texts_are_there():
+                if self._num_untold == 0:
                     return
                 if events:
                     told_s = monotonic_s()
@@ -126,8 +118,6 @@ class Answer:
     def _collect(self) -> list[ChoiceEvent]:
         events = []
         for at, generation in enumerate(self.generations):
-            if generation.attempt != self._attempts[at]:
-                self._restart(at, generation)
             for text in self._texts[at]:
                 if not text.choice.waiting:
                     continue
@@ -141,20 +131,12 @@ class Answer:
                 self._took.append((generation, text.choice))
         return events
 
-    def _restart(self, at: int, generation: Generation) -> None:
-        self._num_untold -= sum(not text.is_told for text in self._texts[at])
-        self._attempts[at] = generation.attempt
-        first = at * len(generation.spec.choices)
-        for index in range(first, first + len(generation.choices)):
-            self._on_restart(index)
-        self._texts[at] = [
+    def _new_texts(self, at: int, generation: Generation) -> list[ChoiceText]:
+        first = at * len(generation.choices)
+        return [
             ChoiceText(self._reading, generation, choice, first + choice.index)
             for choice in generation.choices
         ]
-        self._num_untold += len(self._texts[at])
-
-    def _texts_are_there(self) -> bool:
-        return all(self._texts)
 
     def _is_ending(self) -> bool:
         return all(generation.is_complete for generation in self.generations)

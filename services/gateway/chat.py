@@ -107,11 +107,6 @@ class ChatProtocol(OpenAIAnswer):
             for part in event.parts:
                 self._messages[event.index].note(part)
 
-    def restart(self, index: int) -> None:
-        """A choice starts over: nothing of it was sent."""
-        super().restart(index)
-        self._messages[index] = AnswerMessage()
-
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         return {

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from finback.services.gateway.answer_events import ChoiceEvent
 from finback.services.gateway.generation import Choice, Generation, Piece
@@ -118,14 +118,15 @@ class ChoiceText:
     def counts(self) -> EndInfo:
         """The choice's counts; those that only decode knows may be missing."""
         end = self._end or EndInfo(finish_reason="error")
-        reply = None
+        # What a later attempt found cached is the answer's own beginning, too.
+        num_cached, reply = self.choice.num_cached, None
         if self.finishing is not None and self.finishing.done():
             reply = self.finishing.result()
         if reply is None:
-            return end
+            return end if num_cached is None else replace(end, num_cached_tokens=num_cached)
         return EndInfo(
             finish_reason="stop",
-            num_cached_tokens=reply.num_cached_tokens,
+            num_cached_tokens=reply.num_cached_tokens if num_cached is None else num_cached,
             num_completion_tokens=end.num_completion_tokens,
             num_draft_tokens=reply.num_draft_tokens,
             num_accepted_tokens=reply.num_accepted_tokens,

@@ -88,10 +88,6 @@ class CompletionProtocol(OpenAIAnswer):
         for event in events:
             self._token_ids[event.index].extend(event.token_ids)
 
-    def restart(self, index: int) -> None:
-        super().restart(index)
-        self._token_ids[index].clear()
-
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
         choices = [self._choice(index) for index in range(len(self._parts))]

@@ -31,7 +31,12 @@ from finback.shared.wire.messages.route import RouteReply
 from finback.shared.wire.subjects import Subjects
 
 MISSED_BEATS: Final = 3
+# From the missed beat on which it is asked for a sign of life.
+ASKED_BEATS: Final = 2
+# What the only instance gets to answer a ping, and any other than a decode instance.
 PING_TIMEOUT_S: Final = 2.0
+# Several hangs within this time are rather a machine's than theirs: each doubles the patience.
+HANG_MEMORY_S: Final = 30.0
 # A healthy server answers within a millisecond; one that just hung takes its time.
 SLOW_FLUSH_S: Final = 0.1
 # A prompt is computed in silence; its instance is looked after this often.
@@ -58,7 +63,9 @@ class Desk:
         metrics: Metrics,
         log: Any,
         spawn: Spawn,
+        has_other: Callable[[str], bool] = lambda decode: False,
     ) -> None:
+        """`has_other` says whether another decode instance than the given one serves."""
         self.bus = bus
         self.client = client
         self.subjects = subjects
@@ -67,6 +74,8 @@ class Desk:
         self.log = log
         self.open: dict[str, Generation] = {}
         self._spawn = spawn
+        self._has_other = has_other
+        self._hangs_s: list[float] = []
         self._beat_s = config.heartbeat_ms / 1000
         self._lease_ttl_s = config.lease_ttl_s
         self._heard_s: dict[str, float] = {}
@@ -105,12 +114,21 @@ class Desk:
             return False
         if epoch < placement.decode_epoch:
             return False
+        self._stop_stray(generation, row)
         lacking = generation.accept(row)
         if lacking is not None:
             self.metrics.count("finback.gateway.gaps")
             self.resume_later(generation, lacking, decode)
             return False
         return row.end is not None
+
+    def _stop_stray(self, generation: Generation, row: TokenRow) -> None:
+        """A choice that ended here before its instance knew of it need not go on there."""
+        if row.end is not None or not 0 <= row.choice < len(generation.choices):
+            return
+        choice, placement = generation.choices[row.choice], generation.placement
+        if choice.end is not None and not choice.is_heard and placement is not None:
+            self.cancel_later(generation.request_id, row.attempt, placement, row.choice)
 
     async def _acknowledge(self, decode: str, ended: tuple[tuple[str, int, int], ...]) -> None:
         await self.publish(self.subjects.instance("decode", decode, "ended"), EndAck(ended=ended))
@@ -139,7 +157,10 @@ class Desk:
         if generation.attempt != attempt or generation.is_over:
             return
         if reply.row is None:
-            generation.lose(Lost(f"{decode} no longer knows the request", decode, is_crash=False))
+            # Before the first token its prompt may be on its way.
+            if generation.has_tokens:
+                text = f"{decode} no longer knows the request"
+                generation.lose(Lost(text, decode, is_crash=False))
         else:
             generation.accept(reply.row)
             if reply.row.end is not None:
@@ -253,12 +274,13 @@ class Desk:
     def on_lost(self, event: InstanceLost) -> None:
         """The supervisor saw the process end."""
         self._lost[event.instance] = event.epoch
-        self.lose_instance(event.instance, event.reason or "the process has ended", is_crash=True)
+        why = event.reason or "the process has ended"
+        self.lose_instance(event.instance, why, is_crash=event.is_crash)
 
     def lose_instance(
         self, instance: str, why: str, *, is_crash: bool, is_hang: bool = False
     ) -> None:
-        """Every generation placed there starts over, or fails."""
+        """Every generation placed there goes on elsewhere, or fails."""
         affected = [
             generation
             for generation in self.open.values()
@@ -279,20 +301,26 @@ class Desk:
         """Our own connection was away: nobody is declared lost for a while, all are asked."""
         self._patient_until_s = monotonic_s() + self._lease_ttl_s
         for generation in self.open.values():
-            self._resume_all(generation)
+            if generation.is_accepted:
+                self._resume_all(generation)
 
     async def watch(self) -> None:
         """Run in the service's task group."""
         while True:
-            await asyncio.sleep(self._beat_s)
+            before_s = monotonic_s()
+            await asyncio.sleep(self._beat_s / 2)
+            now_s = monotonic_s()
+            if now_s - before_s > 2 * self._beat_s:  # it was we who stood still
+                patient_s = now_s + MISSED_BEATS * self._beat_s
+                self._patient_until_s = max(self._patient_until_s, patient_s)
             if self.open and self.bus.is_connected:
-                self.check(monotonic_s())
+                self.check(now_s)
 
     def check(self, now_s: float) -> None:
         """Ping who was silent too long, ask for sequences that were."""
         if now_s < self._patient_until_s:
             return
-        due = now_s - MISSED_BEATS * self._beat_s
+        due = now_s - ASKED_BEATS * self._beat_s
         is_prefill_due = now_s - self._last_prefill_check_s > PREFILL_CHECK_S
         if is_prefill_due:
             self._last_prefill_check_s = now_s
@@ -303,16 +331,19 @@ class Desk:
             decode = placement.decode_instance
             if self._heard_s.get(decode, now_s) < due:
                 self._ping_later("decode", decode)
-            if generation.has_tokens:
-                if now_s - generation.last_row_s > SILENCE_S:
-                    generation.last_row_s = now_s
-                    self._resume_all(generation)
-            elif is_prefill_due and placement.prefill_instance != decode:
+            if now_s - generation.last_row_s > SILENCE_S:
+                generation.last_row_s = now_s
+                self._resume_all(generation)
+            if (
+                not generation.has_tokens
+                and is_prefill_due
+                and placement.prefill_instance != decode
+            ):
                 self._ping_later("prefill", placement.prefill_instance)
 
     def _resume_all(self, generation: Generation) -> None:
         placement = generation.placement
-        if placement is None or not generation.has_tokens:
+        if placement is None:
             return
         for choice in generation.choices:
             if choice.end is None:
@@ -325,11 +356,16 @@ class Desk:
 
     async def _ping(self, role: str, instance: str) -> None:
         subject = self.subjects.instance(role, instance, "ping")
+        asked_s = monotonic_s()
         try:
-            await self.client.call(subject, PingRequest(), PingReply, timeout_s=PING_TIMEOUT_S)
+            timeout_s = self._patience_s(role, instance)
+            await self.client.call(subject, PingRequest(), PingReply, timeout_s=timeout_s)
             self._heard_s[instance] = monotonic_s()
         except DeadlineExceeded as error:
             if await self._is_bus_well() and monotonic_s() >= self._patient_until_s:
+                if role == "decode" and self._heard_s.get(instance, asked_s) > asked_s:
+                    return
+                self._hangs_s.append(monotonic_s())
                 why = error.public_message
                 self.lose_instance(instance, why, is_crash=False, is_hang=True)
         except Unavailable as error:
@@ -339,6 +375,15 @@ class Desk:
             self.log.warning("ping", instance=instance, error=error.public_message)
         finally:
             self._pinging.discard(instance)
+
+    def _patience_s(self, role: str, instance: str) -> float:
+        """How long a ping may take: the rest of the missed beats, if a stream can go elsewhere."""
+        if role != "decode" or not self._has_other(instance):
+            return PING_TIMEOUT_S
+        now_s = monotonic_s()
+        self._hangs_s = [at for at in self._hangs_s if now_s - at < HANG_MEMORY_S]
+        doubled = self._beat_s * (MISSED_BEATS - ASKED_BEATS) * 2.0 ** len(self._hangs_s)
+        return float(min(PING_TIMEOUT_S, doubled))
 
     async def _is_bus_well(self) -> bool:
         """A server that hangs silences everybody: while it does, nobody is declared lost."""

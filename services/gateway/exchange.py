@@ -229,7 +229,6 @@ class _Run:
             self._exchange.model.tokenizer,
             stops=work.stops,
             notify=self.notify,
-            on_restart=work.protocol.restart,
             output=work.output,
             has_token_ids=work.has_token_ids,
         )
@@ -255,7 +254,6 @@ class _Run:
                 self._note_first(answer)
                 work.protocol.add(events)
         usage = await answer.usage()
-        answer.commit()
         self._report(answer, usage)
         await self._sink.reply(200, to_json(work.protocol.body(usage)))
 
@@ -274,7 +272,6 @@ class _Run:
                     continue
                 self._note_first(answer)
                 documents = work.protocol.chunks(events)
-                answer.commit()
                 await sink.send(documents)
         except ServingError as error:
             if not is_open:

@@ -1,18 +1,21 @@
-"""Runs generations: route, place, watch, retry, cancel. Every one ends exactly once.
+"""Runs generations: route, place, watch, go on elsewhere, cancel. Every one ends exactly once.
 
-Only the gateway retries: at most three attempts, never on an instance that failed this request,
-only while nothing has reached the client, and within a budget shared by all requests.
+Only the gateway retries. An attempt goes on behind the tokens that came before it, avoids the
+instances that failed, and waits for others while none is there; how often, `retries.py` says.
 """
 
 import asyncio
 import random
 from collections.abc import Awaitable
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Final, TypeVar
 
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation, Lost
+from finback.services.gateway.retries import Retries, RetryBudget
 from finback.shared.actor.deadline import Deadline
+from finback.shared.clock import monotonic_s
 from finback.shared.errors import (
     DeadlineExceeded,
     InvariantViolated,
@@ -26,38 +29,15 @@ from finback.shared.wire.messages.route import RequestEnded, RouteReply, RouteRe
 
 T = TypeVar("T")
 
-MAX_ATTEMPTS: Final = 3
-MAX_CRASHES: Final = 2
-# How long an instance is waited for: a restarted one needs a few seconds.
+# How long the first instance of a request is waited for: a restarted one needs a few seconds.
 ROUTE_WAIT_S: Final = 10.0
-# After the loss of an instance the client hears within 5 s: an answer, or that there is none.
-REPLACE_WAIT_S: Final = 4.0
-# A hang takes up to 3 s to be noticed, and nobody starts another instance because of it.
-REPLACE_HUNG_WAIT_S: Final = 1.5
+# And another one after a loss: late is better than never, for a stream that has begun above all.
+REPLACE_WAIT_S: Final = 30.0
+# Whom a request avoids it takes again after this long, if nobody else is there (and it is alive).
+AVOID_S: Final = 2.0
 PLACE_TIMEOUT_S: Final = 3.0
 CHUNK_BYTES: Final = 256 * 1024
 _PAUSE_S: Final = (0.02, 0.1)
-
-
-class RetryBudget:
-    """Retries may be a tenth of the requests, with room for one crash of a full instance."""
-
-    BURST: Final = 256.0
-    SHARE: Final = 0.1
-
-    def __init__(self) -> None:
-        self._left = self.BURST
-
-    def earn(self) -> None:
-        """A request came."""
-        self._left = min(self.BURST, self._left + self.SHARE)
-
-    def spend(self) -> bool:
-        """May one more retry be made."""
-        if self._left < 1:
-            return False
-        self._left -= 1
-        return True
 
 
 class Lifecycle:
@@ -84,26 +64,38 @@ class Lifecycle:
             generation.conclude(error)
 
     async def _attempts(self, generation: Generation) -> ServingError | None:
-        failed: ServingError | None = None
-        for attempt in range(1, MAX_ATTEMPTS + 1):
-            generation.begin(attempt)
+        retries, failed = Retries(self._budget), None
+        while True:
+            generation.begin(retries.begin())
             try:
-                placement = await self._route(generation, _route_wait_s(failed))
+                placement = await self._route(generation, failed)
             except ServingError as error:
                 # That no other instance is there is no news to a client: why it needs one is.
                 is_waited = failed is None or isinstance(failed, Unavailable)
-                return error if is_waited else _final(generation, failed or error)
+                return error if is_waited or failed is None else _final(failed)
             try:
                 await self._attempt(generation, placement)
             except ServingError as error:
-                if not self._may_retry(generation, error):
-                    return _final(generation, error)
-                self._note_retry(generation, placement, error)
                 failed = error
-                await asyncio.sleep(random.uniform(*_PAUSE_S))
             else:
                 return None
-        raise AssertionError("the last attempt returns")  # _may_retry refuses a fourth
+            if generation.is_complete:  # what had come was enough
+                return None
+            has_progress = generation.has_tokens
+            if not retries.failed(failed, has_progress=has_progress, now_s=monotonic_s()):
+                return self._give_up(generation, retries, failed)
+            self._note_retry(generation, placement, failed)
+            await asyncio.sleep(random.uniform(*_PAUSE_S))
+
+    def _give_up(
+        self, generation: Generation, retries: Retries, error: ServingError
+    ) -> ServingError:
+        if not (error.retryable and retries.is_poison):
+            return _final(error)
+        digest = blake2b(generation.spec.token_ids, digest_size=16).hexdigest()
+        self._desk.metrics.count("finback.gateway.poison")
+        self._desk.log.error("poison", request_id=generation.request_id, prompt_hash=digest)
+        return InvariantViolated("the request was present at two crashes of engines")
 
     async def _attempt(self, generation: Generation, placement: RouteReply) -> None:
         """Place and wait for the end; whatever else happens, the engines are told to stop."""
@@ -111,54 +103,55 @@ class Lifecycle:
         self._desk.expect(placement.decode_instance)
         try:
             await _unless_lost(generation, self._place(generation, placement))
+            generation.last_row_s = monotonic_s()
             generation.is_accepted = True
             generation.notify.set()
             await generation.wait_attempt()
         finally:
-            if not generation.is_complete:
+            if not generation.is_complete or generation.has_strays:
                 self._desk.cancel_later(generation.request_id, generation.attempt, placement)
             await self._tell_ended(generation, placement)
 
-    async def _route(self, generation: Generation, wait_s: float) -> RouteReply:
-        spec = generation.spec
-        request = RouteRequest(
-            request_id=spec.request_id,
-            model=spec.model,
-            num_prompt_tokens=len(spec.token_ids) // 4,
-            max_tokens=spec.sampling.max_tokens,
-            num_choices=len(spec.choices),
-            block_hashes=generation.block_hashes,
-            tenant=spec.tenant,
-            traffic_class=spec.traffic_class,
-            attempt=generation.attempt,
-            exclude=generation.excluded,
-        )
+    async def _route(self, generation: Generation, failed: ServingError | None) -> RouteReply:
+        wait_s = _route_wait_s(failed, has_begun=bool(generation.num_tokens))
         waiting = Deadline.after(min(wait_s, generation.deadline.remaining_s()))
+        avoiding = Deadline.after(AVOID_S)
         with tracing.span("gateway route") as span:
             while True:
+                avoided = generation.gone if avoiding.is_expired else generation.excluded
                 try:
                     reply = await self._client.call(
                         self._subjects.service("router", "route"),
-                        request,
+                        _route_request(generation, avoided),
                         RouteReply,
                         timeout_s=max(0.05, min(2.0, waiting.remaining_s())),
-                        request_id=spec.request_id,
+                        request_id=generation.request_id,
                         attempt=generation.attempt,
                     )
                 except (Unavailable, DeadlineExceeded) as error:
                     if waiting.is_expired:
                         raise _no_instance(error) from error
-                    await asyncio.sleep(random.uniform(*_PAUSE_S))
-                    continue
-                span.set_attribute("finback.route.reason", reply.reason)
-                span.set_attribute("finback.route.num_hit_tokens", reply.num_hit_tokens)
-                return reply
+                except Overloaded:
+                    if waiting.is_expired or not generation.num_tokens:
+                        raise
+                else:
+                    span.set_attribute("finback.route.reason", reply.reason)
+                    span.set_attribute("finback.route.num_hit_tokens", reply.num_hit_tokens)
+                    return reply
+                await asyncio.sleep(random.uniform(*_PAUSE_S))
 
     async def _place(self, generation: Generation, placement: RouteReply) -> None:
-        token_ids = generation.spec.token_ids
+        spec = generation.spec
+        token_ids, left_s = spec.token_ids, generation.deadline.remaining_s()
         chunks = [token_ids[at : at + CHUNK_BYTES] for at in range(0, len(token_ids), CHUNK_BYTES)]
         request = PrefillRequest(
-            spec=replace(generation.spec, attempt=generation.attempt, token_ids=chunks[0]),
+            spec=replace(
+                spec,
+                attempt=generation.attempt,
+                token_ids=chunks[0],
+                choices=generation.place_open(),
+                timeout_ms=max(1, round(min(left_s, spec.timeout_ms / 1000 or left_s) * 1000)),
+            ),
             decode_instance=placement.decode_instance,
             decode_epoch=placement.decode_epoch,
             num_chunks=len(chunks),
@@ -196,29 +189,24 @@ class Lifecycle:
             epoch=placement.prefill_epoch,
         )
 
-    def _may_retry(self, generation: Generation, error: ServingError) -> bool:
-        return (
-            error.retryable
-            and not generation.is_committed
-            and generation.attempt < MAX_ATTEMPTS
-            and generation.num_crashes + _is_crash(error) < MAX_CRASHES
-            and self._budget.spend()
-        )
-
     def _note_retry(
         self, generation: Generation, placement: RouteReply, error: ServingError
     ) -> None:
-        generation.num_crashes += _is_crash(error)
         failed = error.instance if isinstance(error, Lost) else generation.blamed
         if failed is None:  # it was prefill that refused
             failed = placement.prefill_instance
+        if generation.has_tokens:
+            generation.excluded = generation.gone = ()
         generation.excluded += (failed,) if failed else ()
+        if failed and isinstance(error, Lost) and (error.is_crash or error.is_drain):
+            generation.gone += (failed,)
         self._desk.metrics.count("finback.gateway.retries", code=error.code)
         self._desk.log.warning(
             "retry",
             request_id=generation.request_id,
             attempt=generation.attempt,
             excluded=generation.excluded,
+            num_tokens=generation.num_tokens,
             error=error.public_message,
         )
 
@@ -245,13 +233,34 @@ async def _unless_lost(generation: Generation, placing: Awaitable[None]) -> None
         generation.interrupt = None
 
 
-def _route_wait_s(failed: ServingError | None) -> float:
-    """How long to wait for an instance; one that is full or failing is not soon another one."""
+def _route_request(generation: Generation, avoided: tuple[str, ...]) -> RouteRequest:
+    spec = generation.spec
+    known = [choice.num_received for choice in generation.choices if choice.end is None]
+    return RouteRequest(
+        request_id=spec.request_id,
+        model=spec.model,
+        num_prompt_tokens=len(spec.token_ids) // 4 + sum(known),
+        max_tokens=spec.sampling.max_tokens - min(known, default=0),
+        num_choices=max(1, len(known)),
+        block_hashes=generation.block_hashes,
+        tenant=spec.tenant,
+        traffic_class=spec.traffic_class,
+        attempt=generation.attempt,
+        exclude=avoided,
+        session=spec.session,
+    )
+
+
+def _route_wait_s(failed: ServingError | None, *, has_begun: bool) -> float:
+    """How long to wait for an instance; one that is full or failing is not soon another one.
+
+    An answer that has begun waits for room, too: its client cannot be told to come back later.
+    """
     if failed is None:
         return ROUTE_WAIT_S
-    if isinstance(failed, Lost) and failed.is_hang:
-        return REPLACE_HUNG_WAIT_S
-    return REPLACE_WAIT_S if isinstance(failed, Unavailable) else 0.0
+    if isinstance(failed, Unavailable) or (has_begun and isinstance(failed, Overloaded)):
+        return REPLACE_WAIT_S
+    return 0.0
 
 
 def _no_instance(error: ServingError) -> Unavailable:
@@ -262,14 +271,8 @@ def _no_instance(error: ServingError) -> Unavailable:
     )
 
 
-def _is_crash(error: ServingError) -> bool:
-    return isinstance(error, Lost) and error.is_crash
-
-
-def _final(generation: Generation, error: ServingError) -> ServingError:
+def _final(error: ServingError) -> ServingError:
     """What the client is told."""
-    if generation.num_crashes + _is_crash(error) >= MAX_CRASHES:
-        return InvariantViolated("the request was present at two crashes of engines")
     if isinstance(error, Unavailable):
         return Unavailable(error.public_message, reason=error.reason, retry_after_s=1.0)
     if isinstance(error, Overloaded):

@@ -137,10 +137,6 @@ class MessagesProtocol:
             if event.finish_reason is not None:
                 self._end = event
 
-    def restart(self, index: int) -> None:
-        """The answer starts over: nothing of it was sent."""
-        self._content = MessageContent()
-
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole message."""
         content = self._content.blocks(shows_thinking=self._shows_thinking)

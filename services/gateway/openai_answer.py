@@ -66,8 +66,3 @@ class OpenAIAnswer:
             self._logprobs[event.index].extend(event.logprobs)
             if event.finish_reason is not None:
                 self._ends[event.index] = event
-
-    def restart(self, index: int) -> None:
-        """A choice starts over: nothing of it was sent."""
-        self._parts[index].clear()
-        self._logprobs[index].clear()

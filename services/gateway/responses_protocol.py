@@ -106,10 +106,6 @@ class ResponsesProtocol:
         """Keep events for the body."""
         self.chunks(events)
 
-    def restart(self, index: int) -> None:
-        """It starts over: none of its output was sent. What was sent of the opening stays."""
-        self._builder = self._new_builder()
-
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole response."""
         self.final = self._response(usage)

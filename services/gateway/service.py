@@ -69,6 +69,7 @@ class GatewayService(Service):
             metrics=self.metrics,
             log=self.log,
             spawn=self.spawn,
+            has_other=self._has_other_decode,
         )
         self.accounts = self._open_accounts(model)
         self.exchange = Exchange(
@@ -169,6 +170,10 @@ class GatewayService(Service):
         """The longest sequence that an engine can hold: its pool may be smaller than the model."""
         records = self.context.directory.instances("decode")
         self.exchange.model.note_engine_limit(max((r.max_model_len for r in records), default=0))
+
+    def _has_other_decode(self, decode: str) -> bool:
+        records = self.context.directory.instances("decode")
+        return any(record.instance != decode for record in records)
 
     def _on_lost(self, event: InstanceLost) -> None:
         self.context.directory.forget(event.instance)

@@ -31,9 +31,6 @@ class AnswerProtocol(Protocol):
     def add(self, events: Sequence[ChoiceEvent]) -> None:
         """Keep events for the body."""
 
-    def restart(self, index: int) -> None:
-        """A choice starts over: nothing of it was sent."""
-
     def body(self, usage: Usage) -> dict[str, Any]:
         """The whole answer."""
 

@@ -9,7 +9,10 @@ WIRE_VERSION = 1
 class CacheSpec:
     """The KV geometry of an instance: blocks that fit nobody else's pool are never exchanged.
 
-    `salt`: digest of weights, config, KV dtype, layout, block size and numerics class (hex).
+    `salt`: digest of weights, config, KV dtype, layout, block size, numerics class and, of models with
+    state, its layout and the way it is replayed (hex). `state_bytes`: of a snapshot of a sequence's
+    state, 0 for models without. `window_tokens`: the widest sliding window; `replay_tokens`: how
+    many tokens computed anew restore the state exactly.
     """
 
     block_size: int
@@ -19,6 +22,9 @@ class CacheSpec:
     kv_dtype: str
     block_bytes: int
     salt: str
+    state_bytes: int = 0
+    window_tokens: int = 0
+    replay_tokens: int = 0
 
 
 @message("control.InstanceRecord/1")
@@ -43,12 +49,16 @@ class InstanceRecord:
 
 @message("control.InstanceLost/1")
 class InstanceLost:
-    """Event `supervisor.instance-lost`: the process has ended and will not answer."""
+    """Event `supervisor.instance-lost`: the process has ended and will not answer.
+
+    `is_crash` False: it ended in good order, or was ended because it hung.
+    """
 
     service: str
     instance: str
     epoch: int
     reason: str
+    is_crash: bool = True
 
 
 @message("control.StateChanged/1")

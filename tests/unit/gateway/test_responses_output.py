@@ -208,16 +208,6 @@ def test_a_call_that_is_not_whole_is_so_in_the_stream_and_in_the_body(kind: Any)
     assert final["output"][0]["status"] == "incomplete"
 
 
-def test_a_restart_forgets_the_output_but_not_the_numbers() -> None:
-    protocol = _protocol()
-    opening = protocol.opening()
-    protocol.restart(0)
-    documents = [*opening, *protocol.chunks(_events([TextPart("x")], [], "stop"))]
-    documents += protocol.last_chunks(USAGE)
-    final = check_stream([json.loads(document) for document in documents])
-    assert final["output"][0]["content"][0]["text"] == "x"
-
-
 def test_a_queued_stream_goes_on_where_its_queueing_ended() -> None:
     protocol = _protocol(opening=FRESH[1:], first_number=2)
     documents = _streamed(protocol, _events([TextPart("x")], [], "stop"))
