@@ -119,6 +119,7 @@ class StackConfig:
     )
 
     # Kept KV blocks
+    prefix_caching: bool = setting(True, "reuse KV where prompts begin alike")
     cache_retention_agent_s: float = setting(
         259_200.0, "for which blocks of agents are kept", unit="s", low=0, high=10**9
     )

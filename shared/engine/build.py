@@ -38,6 +38,7 @@ def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
         # A device of its own computes a whole chunk in a few milliseconds.
         max_stall_ms=config.max_stall_ms if device == "cpu" else 0.0,
         num_threads=config.num_threads or num_cores(),
+        prefix_caching=config.prefix_caching,
         cache_key=cluster_key(config),
         weights_digest=source.digest,
     )
