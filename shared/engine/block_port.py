@@ -28,7 +28,8 @@ class BlockPort:
         """(tokens in the block, the copy to run); see `Engine.export_block`."""
         sequence = self._sequence(key, index)
         size = self._geometry.block_size
-        num_tokens = min(size, sequence.num_computed - index * size)
+        num_there = max(sequence.num_computed, sequence.num_kept)
+        num_tokens = min(size, num_there - index * size)
         if num_tokens <= 0:
             raise NotFound(f"block {index} of {key[0]} is not computed")
         num_bytes = self._geometry.num_bytes(num_tokens)

@@ -3,6 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from finback.shared.kv.state_policy import DEFAULT_BOUNDED_TOKENS, ReplayMode
+from finback.shared.kv.state_snapshots import STATE_LIFE_S
+
 NumericsMode = Literal["fast", "deterministic", "reference"]
 
 
@@ -18,6 +21,10 @@ class EngineConfig:
     hides nothing, and a request that arrives meanwhile would wait for two); 0 = never.
     `max_stall_ms`: beside sequences that decode, a step takes no more rows of prompts than are expected
     to be computed in so long; 0 = as many as fit.
+
+    Of models with state slots: `state_replay` says what happens when state is lost while block KV is
+    there (`state_policy`); `bounded` computes at most `state_replay_tokens` again. `state_snapshot_bytes`:
+    memory for snapshots, each of which lives `state_life_s`.
     """
 
     num_blocks: int = 0
@@ -38,12 +45,28 @@ class EngineConfig:
     prefix_caching: bool = True
     cache_key: bytes = b""
     weights_digest: str = ""
+    state_replay: ReplayMode = "exact"
+    state_replay_tokens: int = DEFAULT_BOUNDED_TOKENS
+    state_snapshot_bytes: int = 64 << 20
+    state_life_s: float = STATE_LIFE_S
 
     def __post_init__(self) -> None:
-        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "max_queue"):
+        for name in (
+            "block_size",
+            "max_num_seqs",
+            "max_num_batched_tokens",
+            "max_queue",
+            "state_replay_tokens",
+        ):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
-        for name in ("num_blocks", "kv_pool_bytes", "max_model_len", "max_draft_tokens"):
+        for name in (
+            "num_blocks",
+            "kv_pool_bytes",
+            "max_model_len",
+            "max_draft_tokens",
+            "state_snapshot_bytes",
+        ):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, not {getattr(self, name)}")
         if self.max_num_batched_tokens < self.max_num_seqs:

@@ -19,7 +19,10 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """The sum, in bytes. `free_bytes` is what was there after the weights were loaded."""
+    """The sum, in bytes. `free_bytes` is what was there after the weights were loaded.
+
+    `state_bytes`: slots and snapshots of a model that keeps state beside its blocks.
+    """
 
     num_blocks: int
     max_model_len: int
@@ -27,13 +30,16 @@ class MemoryPlan:
     kv_bytes: int
     workspace_bytes: int
     free_bytes: int
+    state_bytes: int = 0
 
     def line(self) -> str:
         """The sum in one line, for the log."""
+        state = f" + state {_mib(self.state_bytes)}" if self.state_bytes else ""
+        total = self.weights_bytes + self.kv_bytes + self.state_bytes + self.workspace_bytes
         return (
             f"memory: weights {_mib(self.weights_bytes)} + KV {_mib(self.kv_bytes)} "
-            f"({self.num_blocks} blocks) + workspace {_mib(self.workspace_bytes)} = "
-            f"{_mib(self.weights_bytes + self.kv_bytes + self.workspace_bytes)}, "
+            f"({self.num_blocks} blocks){state} + workspace {_mib(self.workspace_bytes)} = "
+            f"{_mib(total)}, "
             f"of {_mib(self.weights_bytes + self.free_bytes)} free; context {self.max_model_len}"
         )
 
@@ -71,16 +77,23 @@ def plan_memory(
     hidden_size: int,
     weights_bytes: int,
     free_bytes: int,
+    state_bytes: int = 0,
 ) -> MemoryPlan:
     """Choose the pool. Raises `ConfigError` when what was asked for does not fit. Pure.
 
     Left to itself the pool takes at most a quarter of what is free, and no more than two sequences
-    of full length (or 256 tokens for each of `max_num_seqs`) need.
+    of full length (or 256 tokens for each of `max_num_seqs`) need. `state_bytes` is taken first.
     """
     block = geometry.block_bytes
     wanted_len = min(config.max_model_len or model_max_len, model_max_len)
     workspace = workspace_bytes(config, vocab_size=vocab_size, hidden_size=hidden_size)
-    room = free_bytes - workspace
+    room = free_bytes - workspace - state_bytes
+    if state_bytes and room <= 0:
+        raise ConfigError(
+            f"out of memory: the state of {config.max_num_seqs} sequences and its snapshots take "
+            f"{_mib(state_bytes)}, the workspace {_mib(workspace)}, and {_mib(free_bytes)} are free; "
+            "lower max_num_seqs or state_snapshot_bytes"
+        )
     if config.num_blocks:
         num_blocks = config.num_blocks
     elif config.kv_pool_bytes:
@@ -108,6 +121,7 @@ def plan_memory(
         kv_bytes=num_blocks * block,
         workspace_bytes=workspace,
         free_bytes=free_bytes,
+        state_bytes=state_bytes,
     )
 
 

@@ -6,6 +6,7 @@ t + 1 can be made while step t runs.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from finback.shared.engine.sequence import Sequence, SequenceSpec, TokenIds
 from finback.shared.wire.messages.generate import TokenLogprob
@@ -16,6 +17,7 @@ class SlotInit:
     """A sequence enters a slot: all its known tokens, of which `num_computed` have KV.
 
     The sequence never holds more than `max_total` tokens; the KV of its last one is not needed.
+    With state slots: the KV of the first `num_kept` tokens stays as it is.
     """
 
     spec: SequenceSpec
@@ -25,6 +27,10 @@ class SlotInit:
     max_total: int
     stops: frozenset[int]
     incarnation: int
+    num_kept: int = 0
+
+
+CaptureKind = Literal["", "block", "end"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -35,6 +41,10 @@ class PlanItem:
     known token, so the next one is sampled (`is_chunk`: it did not decode before); `max_drafts` more rows may be added for drafts that are
     at hand at launch. `new_block_ids` are appended to the slot's block table. `bitmask` allows the
     tokens of a grammar (int32 LE [ceil(vocab / 32)]).
+
+    With state slots: `state` is the snapshot that a sequence begins with, None: windows begin where
+    it does. `capture`: copy the state at the last block's
+    end that this step reaches, or where the step ends.
     """
 
     sequence: Sequence
@@ -47,6 +57,8 @@ class PlanItem:
     init: SlotInit | None = None
     new_block_ids: tuple[int, ...] = ()
     bitmask: bytes | None = None
+    state: bytes | None = None
+    capture: CaptureKind = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +77,8 @@ class ItemResult:
 
     `num_computed`: tokens whose KV is now final (drafts that were refused do not count).
     `token_ids`: the new tokens, one more than drafts were accepted; empty without sampling, or when
-    the sequence was already complete. `error`: the model gave no finite logits.
+    the sequence was already complete. `error`: the model gave no finite logits. `states`: snapshots
+    that were asked for, (position, payload).
     """
 
     num_computed: int
@@ -73,6 +86,7 @@ class ItemResult:
     logprobs: tuple[TokenLogprob, ...] | None = None
     num_drafted: int = 0
     error: str = ""
+    states: tuple[tuple[int, bytes], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ a younger one, so somebody always gets on.
 
 from dataclasses import dataclass, field
 
-from finback.shared.engine.plan import PlanItem, SlotInit, StepPlan
+from finback.shared.engine.plan import CaptureKind, PlanItem, SlotInit, StepPlan
 from finback.shared.engine.sequence import Sequence, State
 from finback.shared.engine.table import SequenceTable
 
@@ -64,14 +64,17 @@ def can_sample(sequence: Sequence) -> bool:
     return sequence.mask is not None and sequence.mask[0] == sequence.num_completion
 
 
-def _next_chunk(sequence: Sequence, budget: int) -> tuple[int, bool]:
-    """(rows, whether the last one is sampled from) of a sequence that does not decode yet."""
+def _next_chunk(sequence: Sequence, budget: int, cut: int = 0) -> tuple[int, bool]:
+    """(rows, whether the last one is sampled from) of a sequence that does not decode yet.
+
+    `cut`: a position at which chunks part.
+    """
     start = computed_low(sequence)
     may_sample = sequence.spec.mode != "prefill" and can_sample(sequence)
     end = sequence.target
     if sequence.spec.mode != "prefill" and not may_sample:
         end -= 1  # all but the token whose logits would be sampled from
-    num_rows = min(budget, end - start)
+    num_rows = min(budget, (cut if start < cut < end else end) - start)
     return num_rows, may_sample and start + num_rows == sequence.num_tokens
 
 
@@ -81,6 +84,7 @@ def _slot_init(sequence: Sequence) -> SlotInit:
         tokens=sequence.tokens[: sequence.num_tokens].copy(),
         num_prompt=sequence.num_prompt,
         num_computed=sequence.num_computed,
+        num_kept=sequence.num_kept,
         max_total=sequence.max_total,
         stops=sequence.stops,
         incarnation=sequence.incarnation,
@@ -196,7 +200,7 @@ class StepPlanner:
             if draft.budget <= 0:
                 return
             if not sequence.is_decoding:
-                num_rows, is_sampled = _next_chunk(sequence, draft.budget)
+                num_rows, is_sampled = _next_chunk(sequence, draft.budget, self._cut(sequence))
                 if num_rows > 0:
                     draft.add(self._item(sequence, num_rows, is_sampled=is_sampled))
 
@@ -220,7 +224,7 @@ class StepPlanner:
             if sequence.spec.mode == "prefill" and sequence.num_computed >= sequence.target:
                 self._hold(sequence)
                 continue
-            num_rows, is_sampled = _next_chunk(sequence, draft.budget)
+            num_rows, is_sampled = _next_chunk(sequence, draft.budget, self._cut(sequence))
             if num_rows <= 0:
                 continue  # only its mask or credit is missing; it keeps its blocks and its place
             self._table.enter_slot(sequence)
@@ -270,6 +274,22 @@ class StepPlanner:
 
     # -- items
 
+    def _cut(self, sequence: Sequence) -> int:
+        """Where the state is copied before its prompt goes on; 0: nowhere."""
+        states = self._table.states
+        return states.cut(sequence) if states and self._config.prefix_caching else 0
+
+    def _capture(self, sequence: Sequence, num_rows: int) -> CaptureKind:
+        """Whether a step of so many rows leaves a snapshot; asked before it is planned."""
+        if self._table.states is None:
+            return ""
+        if sequence.is_decoding:
+            return "block"
+        end = computed_low(sequence) + num_rows
+        if sequence.spec.mode == "prefill" and end == sequence.target:
+            return "end"
+        return "block" if end == self._cut(sequence) else ""
+
     def _item(
         self,
         sequence: Sequence,
@@ -283,6 +303,10 @@ class StepPlanner:
         if sequence.num_sent_blocks < len(sequence.block_ids):
             new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
             sequence.num_sent_blocks = len(sequence.block_ids)
+        capture = self._capture(sequence, num_rows)
+        state = None
+        if init is not None:  # from here on its state is that of the slot
+            state, sequence.start_state, sequence.given_state = sequence.start_state, None, None
         is_chunk = not sequence.is_decoding
         sequence.is_decoding = sequence.is_decoding or is_sampled
         mask = sequence.mask if is_sampled and sequence.spec.has_grammar else None
@@ -297,4 +321,6 @@ class StepPlanner:
             init=init,
             new_block_ids=new_block_ids,
             bitmask=mask[1] if mask else None,
+            state=state,
+            capture=capture,
         )

@@ -37,6 +37,8 @@ from finback.shared.engine.resident_state import ResidentState
 from finback.shared.engine.runner import Runner
 from finback.shared.engine.sizing import EngineSizes
 from finback.shared.engine.slots import Int64, StepRows
+from finback.shared.errors import ConfigError
+from finback.shared.models.causal_lm import StatefulLM
 
 if TYPE_CHECKING:
     from finback.shared.models.causal_lm import CausalLM
@@ -335,5 +337,7 @@ def new_runner(
 ) -> Runner:
     """The runner for a network: resident, if its decoding step launches only."""
     if hasattr(model, "decode"):
+        if isinstance(model, StatefulLM):
+            raise ConfigError("a model with state slots cannot decode by recorded programs yet")
         return ResidentRunner(cast(ResidentModel, model), sizes, config, device)
     return Runner(model, sizes, config, device)

@@ -17,11 +17,14 @@ from finback.shared.engine.device_thread import Pending
 from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan, StepResult
 from finback.shared.engine.sampling_state import Sampled, SamplingState
 from finback.shared.engine.sizing import EngineSizes
-from finback.shared.engine.slots import SlotTable, StepRows
-from finback.shared.models.batch import ForwardBatch
+from finback.shared.engine.slots import Int32, Int64, SlotTable, StepRows
+from finback.shared.errors import InvariantViolated
+from finback.shared.models.batch import ForwardBatch, StateBatch
+from finback.shared.models.causal_lm import StatefulLM
 
 if TYPE_CHECKING:
     from finback.shared.models.causal_lm import CausalLM
+    from finback.shared.models.state_slots import StateSlots
 
 _NOT_FINITE = "the model's logits are not finite"
 _SKIPPED = ItemResult(num_computed=0)
@@ -42,11 +45,17 @@ class Runner:
     ) -> None:
         self._model = model
         self._device = device
+        self._block_size = config.block_size
         self._pool = model.new_pool(
             sizes.memory.num_blocks, config.block_size, sizes.geometry.kv_dtype
         )
         self.slots = SlotTable(config.max_num_seqs, sizes.memory.max_model_len, config.block_size)
         self._sampling = SamplingState(config.max_num_seqs, sizes.vocab_size, device, config.mode)
+        self._states: StateSlots | None = None
+        if isinstance(model, StatefulLM):
+            self._states = model.new_state(
+                config.max_num_seqs, sizes.rollback_tokens, sizes.geometry.kv_dtype
+            )
 
     @property
     def bitmask_bytes(self) -> int:
@@ -64,6 +73,8 @@ class Runner:
             self.slots.enter(item)
             if item.init is not None:
                 self._sampling.enter(item.slot, item.init)
+                if item.state is not None:
+                    self._restore(item.slot, item.state)
         return self._execute_now(plan, started)
 
     def _execute_now(self, plan: StepPlan, started: float) -> StepResult:
@@ -98,6 +109,7 @@ class Runner:
             max_q=num_rows,
             max_context=num_rows,
             logit_rows=tensor(np.array([num_rows - 1])),
+            state=self._state_batch(np.zeros(1, dtype=np.int64), rows, np.array([num_rows])),
         )
         self._sampling.warm_up(self._model.logits(self._model.forward(batch, self._pool)))
         return 1e3 * (monotonic_s() - started)
@@ -111,11 +123,14 @@ class Runner:
         cursor = 0
         for index, where in enumerate(rows.active):
             item, num_drafts = items[where], rows.num_drafts[index]
+            before = int(self.slots.computed[item.slot])
             if sampled is None or not item.is_sampled:
                 out[where] = self._computed(item)
-                continue
-            out[where] = self._accept(item, num_drafts, sampled, cursor)
-            cursor += 1 + num_drafts
+            else:
+                out[where] = self._accept(item, num_drafts, sampled, cursor)
+                cursor += 1 + num_drafts
+            if item.capture:
+                out[where].states = self._capture(item, before)
 
     def _logits(self, rows: StepRows) -> torch.Tensor:
         hidden = self._model.forward(self._batch(rows), self._pool)
@@ -156,7 +171,44 @@ class Runner:
             max_q=int(rows.num_rows.max()),
             max_context=int(rows.context_lens.max()),
             logit_rows=tensor(rows.logit_rows),
+            state=self._state_batch(rows.slots, rows.positions, rows.num_rows),
         )
+
+    # -- state slots
+
+    def _state_batch(self, slots: Int64, positions: Int32, num_rows: Int64) -> StateBatch | None:
+        if self._states is None:
+            return None
+        tensor, kept = self._device.tensor, self.slots.kept[slots]
+        is_stored = positions >= np.repeat(kept, num_rows)
+        return StateBatch(
+            pool=self._states,
+            slots=tensor(slots),
+            floors=tensor(self.slots.floor[slots]),
+            stored_rows=None if is_stored.all() else tensor(np.flatnonzero(is_stored)),
+        )
+
+    def _restore(self, slot: int, payload: bytes) -> None:
+        """Begin with a snapshot; it says itself where its windows begin."""
+        if self._states is None:
+            raise InvariantViolated("a model without state was given some")
+        header = self._states.unpack(slot, payload)
+        if header.position != self.slots.computed[slot]:
+            raise InvariantViolated(
+                f"a state at {header.position} for a sequence at {self.slots.computed[slot]}"
+            )
+        self.slots.floor[slot] = header.floor
+
+    def _capture(self, item: PlanItem, before: int) -> tuple[tuple[int, bytes], ...]:
+        """The snapshot that this item asks for, if its step came to where one is taken."""
+        slot, size = item.slot, self._block_size
+        after = position = int(self.slots.computed[slot])
+        if item.capture == "block":
+            position = after // size * size
+        if self._states is None or position <= before:
+            return ()
+        floor = int(self.slots.floor[slot])
+        return ((position, self._states.pack(slot, position, floor, after)),)
 
     def _masks(self, items: tuple[PlanItem, ...], rows: StepRows) -> dict[int, bytes]:
         """Bitmasks by sampled row; a sequence with a grammar has no drafts, so one row each."""

@@ -5,11 +5,13 @@ client may see leaves through `commit`: that is where a completion's first stop 
 past it is dropped.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from typing import Final
 
 import numpy as np
 
+from finback.shared.clock import monotonic_s
 from finback.shared.engine import admission
 from finback.shared.engine.outcome import Committed, chunk_of, end_info
 from finback.shared.engine.output import Admission, PrefillProgress, SequenceOutput
@@ -32,11 +34,11 @@ _GOES_ON: Final = Stop(1)
 
 
 class Scheduler:
-    """Continuous batching over one block pool."""
+    """Continuous batching over one block pool. `now_s`: a monotonic clock, for what expires."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, now_s: Callable[[], float] = monotonic_s) -> None:
         self.config = config
-        self.table = SequenceTable(config)
+        self.table = SequenceTable(config, now_s)
         self._planner = StepPlanner(self.table)
         self._num_arrived = 0
         self._news = Committed()
@@ -56,7 +58,7 @@ class Scheduler:
             sequence.state = State.RESERVED
             num_cached = sequence.num_computed
         else:
-            num_cached = len(self.table.match_prefix(sequence)) * self.config.block_size
+            num_cached = self.table.num_cached(sequence)
             self.table.enqueue(sequence)
         older = self.table.by_key.get(spec.key)
         if older is not None:
@@ -75,10 +77,9 @@ class Scheduler:
         if sequence is None or sequence.state is not State.RESERVED:
             return False
         known = min(num_computed_tokens, sequence.num_tokens - 1)
-        sequence.num_computed = max(sequence.num_computed, known)
+        self.table.take_over(sequence, known)
         if num_cached_tokens is not None:
             sequence.num_cached = max(sequence.num_cached, num_cached_tokens)
-        self.table.register_blocks(sequence, is_computed=False)
         self.table.enqueue(sequence)
         if sequence.spec.has_grammar:
             self._news.want_masks.append((key, sequence.num_completion))
@@ -95,7 +96,7 @@ class Scheduler:
         """End a choice with its first `num_tokens` completion tokens; also one that has ended."""
         sequence = self.table.by_key.get(key)
         if sequence is not None:
-            self.table.end(sequence)
+            self.table.end(sequence, sequence.num_prompt + num_tokens)
             return sequence.counts(min(num_tokens, sequence.num_completion))
         record = self.table.ended.pop(key, None)
         if record is None:
@@ -167,6 +168,7 @@ class Scheduler:
                 self.table.retire(sequence)
             elif result.error:
                 self.table.pool.unregister(sequence.block_ids)
+                sequence.last_state = None
                 self._end(out, sequence, end_info(sequence, "error", error=result.error))
             else:
                 self._commit_item(out, item, result)
@@ -179,6 +181,8 @@ class Scheduler:
             if item.is_chunk:
                 out.chunks.append(chunk_of(sequence, item.num_rows))
             sequence.num_computed += result.num_computed
+            if result.states:
+                self._take_states(sequence, item, result)
         if sequence.spec.mode == "prefill":
             self.table.register_blocks(sequence)
             if sequence.num_computed >= sequence.target:
@@ -190,6 +194,12 @@ class Scheduler:
             self._commit_tokens(out, sequence, result, is_current=is_current)
         elif is_current:
             self.table.register_blocks(sequence)
+
+    def _take_states(self, sequence: Sequence, item: PlanItem, result: ItemResult) -> None:
+        """A prompt's snapshot serves others at once; that of an answer when it ends."""
+        sequence.last_state = result.states[-1]
+        if item.is_chunk:
+            self.table.keep_state(sequence, sequence.num_tokens)
 
     def _commit_tokens(
         self, out: Committed, sequence: Sequence, result: ItemResult, *, is_current: bool

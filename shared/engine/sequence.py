@@ -91,6 +91,10 @@ class Sequence:
     `tokens[:num_computed]` lies in `block_ids`. `in_flight` holds, for each step that is planned but
     not committed, the least and the most tokens that it computes; `flight_low` and `flight_high` are
     their sums. `hold` keeps its prefix in the pool until it has blocks of its own.
+
+    Of models with state slots: `num_kept` tokens have KV in blocks that must not be written, though
+    computing begins at `num_computed` (a replay). (position, payload): `given_state` came with the prompt,
+    `last_state` is the newest snapshot; `start_state` is the one to begin with, if any.
     """
 
     spec: SequenceSpec
@@ -122,6 +126,10 @@ class Sequence:
     num_steps: int = 0
     num_preemptions: int = 0
     hold: "PrefixHold | None" = None
+    num_kept: int = 0
+    start_state: bytes | None = None
+    given_state: tuple[int, bytes] | None = None
+    last_state: tuple[int, bytes] | None = None
 
     def launch(self, low: int, high: int) -> None:
         """A step was planned that computes at least `low` and at most `high` of its tokens."""

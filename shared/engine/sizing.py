@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device
 from finback.shared.engine.memory import MemoryPlan, plan_memory
+from finback.shared.engine.state_book import StateRules
 from finback.shared.engine.table import SchedulerConfig
 from finback.shared.kv.layout import BlockGeometry, cache_spec
+from finback.shared.kv.state import StateSpec
+from finback.shared.kv.state_policy import ReplayRule
+from finback.shared.models.causal_lm import StatefulLM
 from finback.shared.wire.messages.control import CacheSpec
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ class EngineSizes:
     memory: MemoryPlan
     cache_spec: CacheSpec
     vocab_size: int
+    rollback_tokens: int
+    state: StateSpec | None = None
 
     def scheduler_config(self, config: EngineConfig) -> SchedulerConfig:
         """The scheduler's share of the numbers."""
@@ -37,6 +43,17 @@ class EngineSizes:
             eos_token_ids=config.eos_token_ids,
             prefix_caching=config.prefix_caching,
             cache_key=config.cache_key,
+            state=self._state_rules(config),
+        )
+
+    def _state_rules(self, config: EngineConfig) -> StateRules | None:
+        if self.state is None:
+            return None
+        return StateRules(
+            rule=_replay_rule(self.state, config),
+            payload_bytes=self.state.payload_bytes,
+            snapshot_bytes=config.state_snapshot_bytes,
+            life_s=config.state_life_s,
         )
 
 
@@ -46,11 +63,18 @@ def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> Eng
     kv_dtype = model.default_kv_dtype if config.kv_dtype == "auto" else config.kv_dtype
     geometry = BlockGeometry(
         block_size=config.block_size,
-        num_layers=facts.num_layers,
+        num_layers=facts.num_kv_layers,
         num_kv_heads=facts.num_kv_heads,
         head_dim=facts.head_dim,
         kv_dtype=kv_dtype,
     )
+    # Drafts that were refused, and the token that was sampled behind them.
+    rollback = config.max_draft_tokens + 1
+    state, state_bytes = None, 0
+    if isinstance(model, StatefulLM):
+        state = model.state_spec(kv_dtype)
+        state_bytes = config.max_num_seqs * state.slot_bytes(rollback)
+        state_bytes += config.state_snapshot_bytes
     memory = plan_memory(
         config,
         geometry,
@@ -59,13 +83,29 @@ def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> Eng
         hidden_size=facts.hidden_size,
         weights_bytes=model.weights_bytes,
         free_bytes=device.free_bytes(),
+        state_bytes=state_bytes,
     )
     spec = cache_spec(
         geometry,
         weights_digest=config.weights_digest,
         config=facts.describe(),
         numerics=model.numerics,
+        state=state,
+        replay="" if state is None else _replay_rule(state, config).name,
     )
     return EngineSizes(
-        geometry=geometry, memory=memory, cache_spec=spec, vocab_size=facts.vocab_size
+        geometry=geometry,
+        memory=memory,
+        cache_spec=spec,
+        vocab_size=facts.vocab_size,
+        rollback_tokens=rollback,
+        state=state,
+    )
+
+
+def _replay_rule(state: StateSpec, config: EngineConfig) -> ReplayRule:
+    return ReplayRule(
+        mode=config.state_replay,
+        exact_tokens=state.replay_tokens,
+        bounded_tokens=config.state_replay_tokens,
     )

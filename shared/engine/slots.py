@@ -68,6 +68,9 @@ class SlotTable:
         self.computed = np.zeros(num_slots, dtype=np.int64)
         self.num_prompt = np.zeros(num_slots, dtype=np.int64)
         self.block_tables = np.zeros((num_slots, max_blocks), dtype=np.int32)
+        # Of models with state: tokens whose block KV stays as it is, where windows begin at most.
+        self.kept = np.zeros(num_slots, dtype=np.int64)
+        self.floor = np.zeros(num_slots, dtype=np.int64)
         self._num_blocks = [0] * num_slots
         self._max_total = [0] * num_slots
         self._is_done = [False] * num_slots
@@ -105,6 +108,8 @@ class SlotTable:
             self.length[slot] = size
             self.computed[slot] = init.num_computed
             self.num_prompt[slot] = init.num_prompt
+            self.kept[slot] = init.num_kept
+            self.floor[slot] = init.num_computed
             self._max_total[slot] = init.max_total
             self._is_done[slot] = False
             self._num_blocks[slot] = 0

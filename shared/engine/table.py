@@ -5,10 +5,13 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
+from finback.shared.clock import monotonic_s
 from finback.shared.engine.block_pool import BlockPool
 from finback.shared.engine.prefix_hold import PrefixHolds
 from finback.shared.engine.sequence import Sequence, SequenceCounts, SequenceKey, State, TokenIds
+from finback.shared.engine.state_book import Pairs, StateBook, StateRules
 from finback.shared.errors import InvariantViolated
 from finback.shared.kv import block_hash
 
@@ -30,6 +33,7 @@ class SchedulerConfig:
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     cache_key: bytes = b""
+    state: StateRules | None = None
 
     def __post_init__(self) -> None:
         if self.max_model_len > self.num_blocks * self.block_size:
@@ -55,10 +59,14 @@ class SequenceTable:
     """All live sequences. `running` and `waiting` are sorted by (priority, arrival).
 
     `on_registered` hears (sequence, index) of each full block that was computed here and is new.
+    `states`: of models with state slots. `now_s`: the clock by which snapshots expire.
     """
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, now_s: Callable[[], float] = monotonic_s) -> None:
         self.config = config
+        self.states: StateBook | None = None
+        if config.state is not None:
+            self.states = StateBook(config.state, config.block_size, now_s)
         self.pool = BlockPool(config.num_blocks)
         self.holds = PrefixHolds(self.pool, config.block_size, config.cache_key)
         self.on_registered: Callable[[Sequence, int], None] | None = None
@@ -98,11 +106,33 @@ class SequenceTable:
             raise InvariantViolated("free KV blocks were miscounted")
         sequence.block_ids = hits + fresh
         sequence.num_registered = len(hits)
-        sequence.num_computed = len(hits) * self.config.block_size
+        self._begin(sequence, len(hits) * self.config.block_size)
         if sequence.num_cached < 0:
             sequence.num_cached = sequence.num_computed
         self.drop_hold(sequence)
         return True
+
+    def num_cached(self, sequence: Sequence) -> int:
+        """Leading tokens that it would not compute if it had its blocks now."""
+        hits = len(self.match_prefix(sequence))
+        num_kept = hits * self.config.block_size
+        if self.states is None:
+            return num_kept
+        return self.states.start_of(num_kept, self.pairs(sequence, hits)).position
+
+    def _begin(self, sequence: Sequence, num_kept: int) -> None:
+        """The first `num_kept` tokens have KV in its blocks: where does it compute on?"""
+        if self.states is None:
+            sequence.num_computed = num_kept
+        else:
+            full = self.pairs(sequence, num_kept // self.config.block_size)
+            self.states.begin(sequence, num_kept, full)
+
+    def take_over(self, sequence: Sequence, num_known: int) -> None:
+        """The KV of its first `num_known` tokens was brought; make what is full of it findable."""
+        num_kept = max(sequence.num_computed, sequence.num_kept, num_known)
+        self._begin(sequence, num_kept)
+        self._register(sequence, num_kept, is_computed=False)
 
     def _has_room(self, num_fresh: int, hits: list[int]) -> bool:
         """Are so many blocks free beside `hits`? If need be, holds on prefixes are given up."""
@@ -127,13 +157,13 @@ class SequenceTable:
         sequence.num_registered = 0
         sequence.num_sent_blocks = 0
 
-    def register_blocks(self, sequence: Sequence, *, is_computed: bool = True) -> None:
-        """Make full blocks findable whose KV is final and whose tokens are committed.
+    def register_blocks(self, sequence: Sequence) -> None:
+        """Make full blocks findable whose KV is final and whose tokens are committed."""
+        self._register(sequence, sequence.num_computed, is_computed=True)
 
-        `is_computed`: here, rather than brought from another instance.
-        """
-        final = min(sequence.num_computed, sequence.num_tokens)
-        count = final // self.config.block_size
+    def _register(self, sequence: Sequence, num_final: int, *, is_computed: bool) -> None:
+        """`is_computed`: here, rather than brought from another instance."""
+        count = min(num_final, sequence.num_tokens) // self.config.block_size
         if count <= sequence.num_registered or not self.config.prefix_caching:
             return
         pairs = list(self._block_pairs(sequence, count))
@@ -151,6 +181,15 @@ class SequenceTable:
         return [block_hash for block_hash, _ in self._block_pairs(sequence, count)][
             sequence.num_registered :
         ]
+
+    def pairs(self, sequence: Sequence, count: int) -> Pairs:
+        """(hash, token bytes) of its first `count` full blocks."""
+        return list(self._block_pairs(sequence, count))
+
+    def keep_state(self, sequence: Sequence, num_tokens: int) -> None:
+        """Its newest snapshot may serve others now, unless it lies past its first `num_tokens`."""
+        if self.states is not None and self.config.prefix_caching:
+            self.states.keep(sequence, partial(self.pairs, sequence), num_tokens)
 
     def block_hash(self, sequence: Sequence, index: int) -> bytes:
         """The hash of a full block of its known tokens."""
@@ -205,11 +244,19 @@ class SequenceTable:
             self.enqueue(sequence)
         self.drop_blocks(sequence)
         sequence.num_computed = 0
+        if self.states is not None:
+            self.keep_state(sequence, sequence.num_tokens)
+            self.states.forget_start(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 
-    def end(self, sequence: Sequence) -> None:
-        """Out of everything. Its blocks go when no step in flight uses them."""
+    def end(self, sequence: Sequence, num_kept_tokens: int | None = None) -> None:
+        """Out of everything. Its blocks go when no step in flight uses them.
+
+        `num_kept_tokens`: how many of its tokens count, if not all.
+        """
+        num_tokens = sequence.num_tokens if num_kept_tokens is None else num_kept_tokens
+        self.keep_state(sequence, num_tokens)
         if sequence.state is State.RUNNING:
             self.leave_slot(sequence)
         elif sequence.state is State.WAITING:
@@ -244,6 +291,8 @@ class SequenceTable:
     def check_integrity(self) -> None:
         """Raise `InvariantViolated` if the books do not add up; for tests and idle times."""
         self.pool.check_integrity()
+        if self.states is not None:
+            self.states.check_integrity([*self.by_key.values(), *self.ending])
         refs = [0] * self.pool.num_blocks
         for sequence in (*self.by_key.values(), *self.ending):
             for block_id in sequence.block_ids:

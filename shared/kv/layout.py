@@ -6,9 +6,12 @@ a partial block of m tokens is the same with `token` = m (so it is shorter, not 
 
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from finback.shared.wire.messages.control import CacheSpec
+
+if TYPE_CHECKING:
+    from finback.shared.kv.state import StateSpec  # needs this module itself
 
 LAYOUT_VERSION: Final = 1
 
@@ -57,22 +60,41 @@ class BlockGeometry:
         return -(-num_tokens // self.block_size)
 
 
-def salt_of(geometry: BlockGeometry, *, weights_digest: str, config: str, numerics: str) -> str:
+def salt_of(
+    geometry: BlockGeometry,
+    *,
+    weights_digest: str,
+    config: str,
+    numerics: str,
+    extra: tuple[str, ...] = (),
+) -> str:
     """Hex digest over all that makes a block's bytes differ between instances.
 
     `config` is any stable text of the model's configuration (rope included); `numerics` names the
-    numerics class and, in time, the kernel-set version.
+    numerics class and, in time, the kernel-set version; `extra`: what only some models have.
     """
     parts = (str(LAYOUT_VERSION), weights_digest, config, numerics, *map(str, geometry.shape(0)))
     parts += (geometry.kv_dtype, str(geometry.block_size))
+    parts += extra
     text = "".join(f"{len(part)}:{part}" for part in parts)
     return blake2b(text.encode(), digest_size=16, person=b"finback-salt").hexdigest()
 
 
 def cache_spec(
-    geometry: BlockGeometry, *, weights_digest: str, config: str, numerics: str
+    geometry: BlockGeometry,
+    *,
+    weights_digest: str,
+    config: str,
+    numerics: str,
+    state: "StateSpec | None" = None,
+    replay: str = "",
 ) -> CacheSpec:
-    """The `CacheSpec` that an instance announces in the registry."""
+    """The `CacheSpec` that an instance announces in the registry.
+
+    `state`: what a sequence keeps beside its blocks. `replay` names a way to make it anew that is an
+    approximation: whatever it may have touched has a salt of its own.
+    """
+    extra = () if state is None else (state.describe(), replay)
     return CacheSpec(
         block_size=geometry.block_size,
         num_layers=geometry.num_layers,
@@ -80,5 +102,14 @@ def cache_spec(
         head_dim=geometry.head_dim,
         kv_dtype=geometry.kv_dtype,
         block_bytes=geometry.block_bytes,
-        salt=salt_of(geometry, weights_digest=weights_digest, config=config, numerics=numerics),
+        salt=salt_of(
+            geometry,
+            weights_digest=weights_digest,
+            config=config,
+            numerics=numerics,
+            extra=extra,
+        ),
+        state_bytes=0 if state is None else state.payload_bytes,
+        window_tokens=0 if state is None else state.window_tokens,
+        replay_tokens=0 if state is None else state.replay_tokens,
     )

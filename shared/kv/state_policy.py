@@ -41,6 +41,12 @@ class ReplayRule:
     bounded_tokens: int = DEFAULT_BOUNDED_TOKENS
 
     @property
+    def name(self) -> str:
+        """Of an approximation, for the salt of all that it may have touched; empty for what is exact."""
+        is_exact = self.num_tokens == self.exact_tokens
+        return "" if is_exact else f"bounded-{self.bounded_tokens}"
+
+    @property
     def num_tokens(self) -> int:
         """The most that are computed again; never more than exactness needs."""
         if self.mode == "exact":

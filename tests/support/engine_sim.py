@@ -6,15 +6,17 @@ block that was shared, freed or overwritten wrongly is seen at once. The next to
 the context alone, which `expected_completion` computes the slow way.
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 
 import numpy as np
 import numpy.typing as npt
 
-from finback.shared.engine.plan import ItemResult, StepPlan
+from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan
 from finback.shared.engine.sequence import SequenceSpec
 from finback.shared.engine.slots import SlotTable, StepRows
 from finback.shared.engine.stopping import find_stop, stop_ids
+from support.state_sim import SimState
 
 VOCAB_SIZE = 11
 
@@ -61,8 +63,15 @@ class SimRunner:
     """Executes plans in order, as a device thread would."""
 
     def __init__(
-        self, *, num_slots: int, max_model_len: int, block_size: int, num_blocks: int
+        self,
+        *,
+        num_slots: int,
+        max_model_len: int,
+        block_size: int,
+        num_blocks: int,
+        state: SimState | None = None,
     ) -> None:
+        self.state = state
         self.slots = SlotTable(num_slots, max_model_len, block_size)
         self.block_size = block_size
         self.kv = np.full(num_blocks * block_size, -1, dtype=np.int64)
@@ -72,6 +81,8 @@ class SimRunner:
         """One step; the results in the order of the items."""
         for item in plan.items:
             self.slots.enter(item)
+            if item.state is not None:
+                self._restore(item)
         rows = self.slots.resolve(plan.items)
         results = [ItemResult(num_computed=0)] * len(plan.items)
         if rows is None:
@@ -95,11 +106,33 @@ class SimRunner:
                     assert int(rows.sample_positions[cursor]) == seen.size
                     targets.append(next_token(seen, item.sequence.spec.seed))
                     cursor += 1
+            before = int(self.slots.computed[item.slot])
             kept = self.slots.accept(item, drafts, targets)
             results[where] = ItemResult(
-                num_computed=kept.num_computed, token_ids=kept.token_ids, num_drafted=drafts
+                num_computed=kept.num_computed,
+                token_ids=kept.token_ids,
+                num_drafted=drafts,
+                states=self._capture(item, before),
             )
         return results
+
+    def _restore(self, item: PlanItem) -> None:
+        assert self.state is not None
+        assert item.state is not None
+        position, floor = self.state.unpack(item.slot, item.state)
+        assert position == self.slots.computed[item.slot]
+        self.slots.floor[item.slot] = floor
+
+    def _capture(self, item: PlanItem, before: int) -> tuple[tuple[int, bytes], ...]:
+        if self.state is None or not item.capture:
+            return ()
+        after = position = int(self.slots.computed[item.slot])
+        if item.capture == "block":
+            position = after // self.block_size * self.block_size
+        if position <= before:
+            return ()
+        floor = int(self.slots.floor[item.slot])
+        return ((position, self.state.pack(item.slot, position, floor, after)),)
 
     def _contexts(self, rows: StepRows) -> list[npt.NDArray[np.int32]]:
         return [
@@ -109,10 +142,27 @@ class SimRunner:
 
     def _store(self, rows: StepRows, contexts: list[npt.NDArray[np.int32]]) -> None:
         for index, context in enumerate(contexts):
-            for row in range(rows.cu_seqlens[index], rows.cu_seqlens[index + 1]):
+            exact = self._compute_state(rows, index, context)
+            num_kept = self.slots.kept[rows.slots[index]]
+            first = int(rows.cu_seqlens[index])
+            for row in range(first, rows.cu_seqlens[index + 1]):
                 position = int(rows.positions[row])
                 assert rows.token_ids[row] == context[position]
+                if position < num_kept:  # a replay: it is there, and stays as it is
+                    assert self.kv[rows.slot_mapping[row]] == digest(context[: position + 1])
+                    continue
+                assert exact is None or exact[row - first], f"wrong state at position {position}"
                 self.kv[rows.slot_mapping[row]] = digest(context[: position + 1])
+
+    def _compute_state(
+        self, rows: StepRows, index: int, context: npt.NDArray[np.int32]
+    ) -> list[bool] | None:
+        if self.state is None:
+            return None
+        slot, end = int(rows.slots[index]), int(rows.context_lens[index])
+        digest_of = lru_cache(maxsize=None)(lambda at: digest(context[: at + 1]))
+        floor = int(self.slots.floor[slot])
+        return self.state.step(slot, end - int(rows.num_rows[index]), end, floor, digest_of)
 
     def _check(self, rows: StepRows, index: int, context: npt.NDArray[np.int32]) -> None:
         for position in range(context.size):

@@ -17,9 +17,12 @@ from finback.shared.engine.output import SequenceOutput
 from finback.shared.engine.plan import ItemResult, StepPlan
 from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import SequenceKey, SequenceSpec, State
+from finback.shared.engine.state_book import StateRules
 from finback.shared.engine.table import SchedulerConfig
+from finback.shared.kv.state_policy import ReplayRule, exact_replay_tokens
 from finback.shared.wire.messages.generate import SamplingSpec
 from support.engine_sim import VOCAB_SIZE, SimRunner, expected_completion, mask_of
+from support.state_sim import SimState
 
 EOS = (0,)
 BLOCK_SIZE = 4
@@ -44,13 +47,16 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_queue=6,
             max_draft_tokens=max_drafts,
             eos_token_ids=EOS,
+            state=self.state_rules(),
         )
-        self.scheduler = Scheduler(self.config)
+        self.now_s = 0.0
+        self.scheduler = Scheduler(self.config, now_s=lambda: self.now_s)
         self.runner = SimRunner(
             num_slots=max_num_seqs,
             max_model_len=self.config.max_model_len,
             block_size=BLOCK_SIZE,
             num_blocks=num_blocks,
+            state=self.new_state(max_num_seqs, max_drafts + 1),
         )
         self.queue: deque[tuple[StepPlan, list[ItemResult] | None]] = deque()
         self.specs: dict[SequenceKey, SequenceSpec] = {}
@@ -59,6 +65,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.prefilled: dict[SequenceKey, int] = {}
         self.credits: dict[SequenceKey, int] = {}
         self.count = self.turn = 0
+
+    def state_rules(self) -> StateRules | None:
+        """Of a model with state slots."""
+        return None
+
+    def new_state(self, _num_slots: int, _rollback: int) -> SimState | None:
+        """The slots themselves."""
+        return None
 
     # -- what a worker does
 
@@ -297,10 +311,36 @@ class SchedulerMachine(RuleBasedStateMachine):
         return True
 
 
-TestScheduler = SchedulerMachine.TestCase
-TestScheduler.settings = settings(
+class StatefulMachine(SchedulerMachine):
+    """The same for a model with window layers, whose snapshots get lost now and then."""
+
+    NUM_LAYERS, WINDOW = 2, 3
+
+    def new_state(self, num_slots: int, rollback: int) -> SimState:
+        return SimState(num_slots, self.NUM_LAYERS, self.WINDOW, rollback)
+
+    def state_rules(self) -> StateRules:
+        exact = exact_replay_tokens(self.NUM_LAYERS, self.WINDOW)
+        size = self.new_state(1, 1).payload_bytes
+        return StateRules(
+            rule=ReplayRule(mode="exact", exact_tokens=exact),
+            payload_bytes=size,
+            snapshot_bytes=3 * size,
+        )
+
+    @precondition(lambda self: hasattr(self, "scheduler"))
+    @rule(seconds=st.sampled_from([1.0, 100.0, 200.0]))
+    def wait(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+_SETTINGS = settings(
     max_examples=100,
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
+TestScheduler = SchedulerMachine.TestCase
+TestScheduler.settings = _SETTINGS
+TestStatefulScheduler = StatefulMachine.TestCase
+TestStatefulScheduler.settings = _SETTINGS
