@@ -94,6 +94,11 @@ class NatsBus:
     def url(self) -> str:
         return self._settings.url
 
+    @property
+    def settings(self) -> BusSettings:
+        """How this bus reaches its server."""
+        return self._settings
+
     def on_reconnect(self, callback: Callable[[], Awaitable[None]]) -> None:
         self._on_reconnect.append(callback)
 

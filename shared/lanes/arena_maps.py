@@ -1,4 +1,4 @@
-"""A worker's mappings of arena extents, opened on first use and kept."""
+"""A writer's mappings of arena extents, opened on first use and kept."""
 
 import contextlib
 import mmap
@@ -20,13 +20,16 @@ class MappedExtent:
     header: ExtentHeader
     data: mmap.mmap
 
+    def is_whole(self) -> bool:
+        """Whether the file is as long as it was: beyond its end a touch ends in SIGBUS."""
+        return self.data.size() >= self.header.file_bytes
+
 
 class ArenaMaps:
-    """Maps extents of `folder`, read-only or for writing. Safe to use from several threads."""
+    """Maps extents of `folder` for writing. Safe to use from several threads."""
 
-    def __init__(self, folder: Path, *, is_writable: bool) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._is_writable = is_writable
         self._maps: dict[str, MappedExtent] = {}
 
     def get(self, name: str) -> MappedExtent:
@@ -46,13 +49,11 @@ class ArenaMaps:
             self._unmap(name)
 
     def _open(self, name: str) -> MappedExtent:
-        flags = os.O_RDWR if self._is_writable else os.O_RDONLY
-        descriptor = os.open(self.folder / name, flags | os.O_NOFOLLOW)
+        descriptor = os.open(self.folder / name, os.O_RDWR | os.O_NOFOLLOW)
         try:
             file_bytes = os.fstat(descriptor).st_size
             header = parse_extent(os.pread(descriptor, 64, 0), file_bytes)
-            access = mmap.ACCESS_WRITE if self._is_writable else mmap.ACCESS_READ
-            return MappedExtent(header, mmap.mmap(descriptor, file_bytes, access=access))
+            return MappedExtent(header, mmap.mmap(descriptor, file_bytes))
         finally:
             os.close(descriptor)
 

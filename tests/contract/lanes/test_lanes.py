@@ -26,7 +26,8 @@ from support.service_process import ServiceProcess
 
 pytestmark = pytest.mark.nats
 
-KINDS = ("inline", "shm", "nats")
+# `nats-bus`: lane `nats` as over TLS, where it must use a bus as it is.
+KINDS = ("inline", "shm", "nats", "nats-bus")
 SIZES = (0, 1, 4096, 60_000, 300_000, 1_500_001)
 
 
@@ -65,7 +66,10 @@ async def open_lane(kind: str, url: str, subjects: Subjects, name: str) -> Async
             await shm.close()
             session.close()
             return
-        lane = NatsLane(bus, subjects.instance("prefill", name, "fetch"))
+        with pytest.MonkeyPatch.context() as patch:
+            if kind == "nats-bus":
+                patch.setattr(nats_lane, "is_plain", lambda settings: False)
+            lane = NatsLane(bus, subjects.instance("prefill", name, "fetch"))
         await lane.start()
         yield lane
         await lane.close()
@@ -95,7 +99,7 @@ async def test_bytes_come_out_equal(kind: str, nats_server: NatsServer, cache: S
             buffer = bytearray(data)
             ticket = await sender.put(memoryview(buffer))
             buffer[:] = bytes(size)  # the lane keeps a copy
-            assert (ticket.kind, ticket.length) == (kind, size)
+            assert (ticket.kind, ticket.length) == (kind.removesuffix("-bus"), size)
             assert await reader.get(ticket) == data
             out = memoryview(bytearray(size + 10))
             assert await reader.get(ticket, out) == data
@@ -113,7 +117,7 @@ async def test_a_short_buffer_is_refused(
             await reader.get(ticket, memoryview(bytearray(3)))
 
 
-@pytest.mark.parametrize("kind", ["shm", "nats"])
+@pytest.mark.parametrize("kind", ["shm", "nats", "nats-bus"])
 async def test_what_was_released_is_a_miss(
     kind: str, nats_server: NatsServer, cache: Subjects
 ) -> None:
@@ -139,6 +143,7 @@ async def test_what_was_released_is_a_miss(
         {"length": 1 << 50},
         {"location": "../../etc/passwd"},
         {"location": "nobody.listens.here"},
+        {"location": "a.b 1\r\nSUB > 9\r\nPUB c"},
         {"offset": 7},
         {"generation": 99},
         {"kind": "carrier-pigeon"},

@@ -1,0 +1,96 @@
+"""A reader's open extents. Read with `pread`, never through a mapping.
+
+A mapping of a file that somebody truncates kills whoever touches it with SIGBUS; a `pread` comes back
+short, which is a miss. It costs a fifth of a mapping's copy rate (`benchmarks/cache/lanes.py`).
+"""
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from finback.shared.lanes.arena_format import ExtentHeader, parse_extent, parse_head, table_offset
+from finback.shared.lanes.base import CorruptData
+
+_NAME: Final = re.compile(r"^extent-[0-9a-f]{10}\Z")
+_EXTENT_HEAD_BYTES: Final = 64
+_SLOT_HEAD_BYTES: Final = 16
+# A piece and what was hashed of it stay in the second-level cache between copy and checksum.
+PIECE_BYTES: Final = 256 * 1024
+
+
+class OpenExtent:
+    """One extent open for reading; closed when the last user lets go of it.
+
+    Never closed by name: its descriptor's number could serve another file by then.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """OSError if it is gone, ValueError if it is no extent, or another's."""
+        self._descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file_bytes = os.fstat(self._descriptor).st_size
+        head = os.pread(self._descriptor, _EXTENT_HEAD_BYTES, 0)
+        self.header: ExtentHeader = parse_extent(head, file_bytes)
+        if self.header.name != path.name:
+            raise ValueError("an extent under another's name")
+
+    def __del__(self) -> None:
+        descriptor = getattr(self, "_descriptor", -1)
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def slot_head(self, index: int) -> tuple[int, int]:
+        """(state, generation) of a slot as it is now; `CorruptData` if that cannot be told."""
+        head = os.pread(self._descriptor, _SLOT_HEAD_BYTES, table_offset(index))
+        try:
+            return parse_head(head)
+        except ValueError as error:
+            raise CorruptData("generation", f"slot {index} of {self.header.name}") from error
+
+    def copy(self, offset: int, out: memoryview) -> bytes:
+        """Fill `out` from `offset` on; the XXH3-128 of what is in `out`, computed on the copy."""
+        return copy_and_digest(self._descriptor, offset, out)
+
+
+def copy_and_digest(descriptor: int, offset: int, out: memoryview) -> bytes:
+    """Read `len(out)` bytes of a file piece by piece, hashing each copied piece while it is warm."""
+    digest = xxhash.xxh3_128()
+    at = 0
+    while at < len(out):
+        piece = out[at : at + PIECE_BYTES]
+        num_read = os.preadv(descriptor, [piece], offset + at)
+        if num_read == 0:
+            raise CorruptData("gone", "the file is shorter than it was")
+        digest.update(piece[:num_read])
+        at += num_read
+    return digest.digest()
+
+
+class ArenaReads:
+    """The extents of `folder` that were read from. Safe to use from several threads."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, OpenExtent] = {}
+
+    def get(self, name: str) -> OpenExtent:
+        """The extent called `name`; OSError if it is gone, ValueError if it is no extent."""
+        found = self._open.get(name)
+        if found is not None:
+            return found
+        if not _NAME.match(name):
+            raise ValueError(f"not the name of an extent: {name[:80]!r}")
+        self._prune()
+        opened = OpenExtent(self.folder / name)
+        return self._open.setdefault(name, opened)
+
+    def close(self) -> None:
+        """Let go of all; a read under way keeps what it needs."""
+        self._open.clear()
+
+    def _prune(self) -> None:
+        for name in list(self._open):
+            if not (self.folder / name).exists():
+                self._open.pop(name, None)
