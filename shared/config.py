@@ -95,6 +95,9 @@ class StackConfig:
         "prefill and decode in one process or two",
         choices=("auto", "cohost", "separate"),
     )
+    decode_processes: int = setting(
+        1, "decode processes of a stack; answers of one that dies go on in others", low=1, high=64
+    )
     deterministic: bool = setting(False, "one numeric path for every batch and chunking")
     drafting: bool = setting(False, "ask the drafter for tokens")
     draft_tokens: int = setting(4, "tokens drafted for a step", unit="tokens", low=1, high=16)
@@ -150,6 +153,20 @@ class StackConfig:
     )
     cache_keep_batch: bool = setting(True, "keep blocks of batches while there is room")
     cache_second_sight: bool = setting(False, "keep a block when it is computed a second time")
+
+    cache_dir: str = setting("", "folder of the KV file tier, local or shared; empty: no file tier")
+    cache_dir_bytes: int = setting(
+        2**34, "size of the KV file tier", unit="bytes", low=2**20, high=2**56
+    )
+    cache_dir_tenant_bytes: int = setting(
+        0, "files of one tenant's kept blocks; 0: no limit", unit="bytes", low=0, high=2**56
+    )
+    cache_dir_writer: str = setting(
+        "local", "name of this cache in cache_dir; its own for each that shares the folder"
+    )
+    cache_dir_shared: bool = setting(False, "read what other writers left in cache_dir")
+    cache_dir_compress: bool = setting(False, "compress blocks in files")
+    cache_dir_encrypt: bool = setting(False, "encrypt blocks in files with the cluster key")
 
     # Batching and bounds
     max_num_seqs: int = setting(64, "sequences in a step", low=1, high=65536)

@@ -8,10 +8,12 @@ from finback.services.cache.offers import Offers
 from finback.services.cache.retention import block_kind
 from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import Found, KvStore, hashes_of
+from finback.services.cache.tallies import Tallies
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import InvalidRequest
+from finback.shared.lanes.shm import ArenaReader
 from finback.shared.wire.messages.cache_store import (
     BadBlock,
     LookupReply,
@@ -39,7 +41,9 @@ class BlockEndpoints:
         self._service = service
         self._store = store
         self._metrics = service.metrics
-        self._offers = Offers(service, store.arena, self._found_corrupt)
+        self.tallies = Tallies(service.metrics)
+        self.reader = ArenaReader(store.arena.folder)
+        self._offers = Offers(service, store.arena, self.found_corrupt)
 
     async def start(self) -> None:
         """Answer from now on."""
@@ -59,10 +63,16 @@ class BlockEndpoints:
     async def stop(self) -> None:
         """Offer nothing more."""
         await self._offers.stop()
+        self.reader.close()
 
     async def released(self, lease_ids: tuple[str, ...]) -> None:
         """Leases have ended: what was offered under them is offered no more."""
         await self._offers.withdraw(lease_ids)
+
+    @property
+    def num_waiting_writes(self) -> int:
+        """Blocks that wait to be written to files."""
+        return 0
 
     async def tick(self) -> None:
         """Once a second."""
@@ -77,14 +87,8 @@ class BlockEndpoints:
             self._metrics.gauge("finback.cache.kept_bytes", num_bytes, **labels)
             num_blocks = kept.num_blocks[kind, class_]
             self._metrics.gauge("finback.cache.kept_blocks", num_blocks, **labels)
-        for counter, name in (
-            (kept.evicted, "finback.cache.given_up"),
-            (self._store.refused, "finback.cache.not_stored"),
-        ):
-            for reason, count in counter.items():
-                if count:
-                    self._metrics.count(name, count, reason=reason)
-            counter.clear()
+        self.tallies.move("gone", kept.evicted)
+        self.tallies.move("refused", self._store.refused)
 
     async def _on_store(self, call: Call[StoreRequest]) -> StoreReply:
         started = time.perf_counter()
@@ -108,13 +112,14 @@ class BlockEndpoints:
         tickets, miss = await self._offers.tickets(found.keys, request.lane, request.lease_id)
         if miss:
             found = Found(found.keys[: len(tickets)], miss)
-        self._account(request, found)
+        self._account(found)
         return ReadReply(tickets=tickets, miss=found.miss)
 
     async def _on_prefetch(self, call: Call[PrefetchCommand]) -> None:
         hashes_of(call.message.salt, call.message.hashes)
 
-    def _found_corrupt(self, key: SlotKey, generation: int, reason: str) -> None:
+    def found_corrupt(self, key: SlotKey, generation: int, reason: str) -> None:
+        """A copy of this slot did not fit its checksum."""
         header = self._store.arena.book.header(key)
         if header.label is not None and header.generation == generation:
             self._drop_corrupt(header.label.salt, header.label.hash, generation, reason)
@@ -128,7 +133,7 @@ class BlockEndpoints:
         bad = call.message
         self._drop_corrupt(bad.salt, bad.hash, bad.ticket.generation, bad.reason)
 
-    def _account(self, request: ReadRequest, found: Found) -> None:
-        self._metrics.count("finback.cache.hits", len(found.keys), tier="host")
+    def _account(self, found: Found) -> None:
+        self.tallies.add("hit", "host", len(found.keys))
         if found.miss:
-            self._metrics.count("finback.cache.misses", reason=found.miss)
+            self.tallies.add("miss", found.miss)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from finback.services.cache.eviction import EvictionQueue, rank_of
+from finback.services.cache.eviction import EvictionQueue, Rank, rank_of
 from finback.services.cache.slots import BlockName, SlotKey, name_of
 from finback.shared.lanes.arena_format import BlockKind, BlockLabel, SlotHeader, TrafficClass
 
@@ -122,7 +122,7 @@ class KeptBlocks:
 
     def victim(
         self, kind: BlockKind, slot_bytes: int, max_class: TrafficClass
-    ) -> tuple[tuple[int, float, int], SlotKey] | None:
+    ) -> tuple[Rank, SlotKey] | None:
         """What goes first of one kind and size, up to a class."""
         first = self._queues[kind, slot_bytes].first()
         return first if first is not None and first[0][0] <= max_class else None
@@ -133,16 +133,16 @@ class KeptBlocks:
         first = owned.first() if owned else None
         return first[1] if first is not None else None
 
-    def oldest_of_kind(self, kind: BlockKind) -> SlotKey | None:
+    def oldest_of_kind(self, kind: BlockKind) -> tuple[Rank, SlotKey] | None:
         """What goes first of one kind, of any size."""
         found = [
             first
             for (of_kind, _), queue in self._queues.items()
             if of_kind is kind and (first := queue.first()) is not None
         ]
-        return min(found)[1] if found else None
+        return min(found, default=None)
 
-    def rank(self, key: SlotKey, header: SlotHeader) -> tuple[int, float, int] | None:
+    def rank(self, key: SlotKey, header: SlotHeader) -> Rank | None:
         """The rank of a slot that may be given up; None if it may not."""
         return self._queue(key, _label(header)).rank(key)
 

@@ -1,15 +1,19 @@
 """The cache service's endpoints and its clock; the arena itself is in `arena.py`."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
 import anyio
 from anyio import to_thread
 
+from finback.services.cache.admin_endpoints import AdminEndpoints
 from finback.services.cache.arena import Arena
 from finback.services.cache.arena_files import ArenaFiles
 from finback.services.cache.block_endpoints import BlockEndpoints
+from finback.services.cache.file_admin import FileAdmin
+from finback.services.cache.file_tier import FileTier
 from finback.services.cache.kept import Now
 from finback.services.cache.store import KvStore
 from finback.services.cache.store_policy import store_policy
@@ -66,6 +70,10 @@ class CacheService(Service):
             await self.add_endpoint(verb, request_type, handler, scope="both", workers=1)
         self._blocks = BlockEndpoints(self, self.store)
         await self._blocks.start()
+        self._tier = FileTier(self, on_change=self._files_changed)
+        await self._tier.start()
+        files = FileAdmin(self._tier)
+        await AdminEndpoints(self, self.store, self._blocks, files).start()
         lost = self.subjects.event("supervisor", "instance-lost")
         await self.listen(lost, InstanceLost, self._on_instance_lost)
         self.spawn(self._tick)
@@ -74,6 +82,7 @@ class CacheService(Service):
         """Leave the arena to the next process."""
         if self._arena is not None:
             await self._blocks.stop()
+            await self._tier.stop()
         arena, self._arena = self._arena, None
         if arena is not None:
             arena.close()
@@ -139,6 +148,9 @@ class CacheService(Service):
         num_freed = self._arena.writer_lost(lost.instance, lost.epoch)
         if num_freed:
             self.log.info("writer died", writer=lost.instance, num_freed=num_freed)
+
+    def _files_changed(self, salt: str, hashes: Sequence[bytes], is_there: bool) -> None:
+        pass
 
     async def _tick(self) -> None:
         num_ticks = 0

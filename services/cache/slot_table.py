@@ -85,6 +85,10 @@ class SlotTable:
         """What is known about a slot."""
         return self._headers[key]
 
+    def has(self, key: SlotKey) -> bool:
+        """Whether there is such a slot."""
+        return key in self._headers
+
     def slots(self) -> Iterator[tuple[SlotKey, SlotHeader]]:
         """All slots."""
         return iter(self._headers.items())

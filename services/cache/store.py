@@ -19,6 +19,7 @@ from finback.services.cache.arena import (
 )
 from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
+from finback.services.cache.pin_book import PinBook
 from finback.services.cache.retention import (
     block_kind,
     clamped,
@@ -34,6 +35,7 @@ from finback.services.cache.store_policy import (
     is_class_wanted,
     is_prefix_wanted,
 )
+from finback.services.cache.top_prefixes import TopPrefixes
 from finback.shared.actor.fence import Fence
 from finback.shared.errors import InvalidRequest, Unavailable
 from finback.shared.lanes.arena_format import (
@@ -71,6 +73,9 @@ class KvStore:
         self._fence = Fence()
         self._epochs: dict[str, int] = {}
         self._seen = SeenBefore()
+        self.pins = PinBook(arena.folder)
+        self.top = TopPrefixes()
+        self._adopt_pins()
         self.refused: Counter[str] = Counter()  # blocks not stored, by cause, not yet fetched
 
     # --- store
@@ -125,6 +130,9 @@ class KvStore:
         opened_s = self._book.opened_s(request.lease_id, now.mono_s)
         for key in keys:
             self._kept.used(key, opened_s)
+            label = self._book.header(key).label
+            if label is not None and (label.salt, label.hash) in self.pins:
+                self.set_pinned(key, True)
         return keys
 
     def _fresh(self, labels: Sequence[BlockLabel], lease: Lease, now: Now) -> list[BlockLabel]:
@@ -204,7 +212,7 @@ class KvStore:
             victim = self._kept.oldest_of_kind(BlockKind.STATE)
             if victim is None:
                 return max(0, (limit - self._kept.kind_bytes(BlockKind.STATE)) // slot_bytes)
-            self._book.drop(victim, "budget")
+            self._book.drop(victim[1], "budget")
         return num_slots
 
     # --- find
@@ -237,6 +245,8 @@ class KvStore:
         )
         pool = self._book.index.pool(request.salt, kind)
         keys = [pool[digest] for digest in hashes[:num_found]]
+        if kind is BlockKind.BLOCK:
+            self._count_prefix(request.salt, hashes, keys)
         self._book.pin(lease, keys)
         for key in keys:
             header = self._book.header(key)
@@ -248,6 +258,11 @@ class KvStore:
         if num_found == len(hashes):
             return Found(keys)
         return Found(keys, self.why_missing(request.salt, hashes[num_found], kind, now))
+
+    def _count_prefix(self, salt: str, hashes: Sequence[bytes], keys: Sequence[SlotKey]) -> None:
+        label = self._book.header(keys[0]).label if keys else None
+        if label is not None and label.block_index == 0:
+            self.top.add(salt, hashes[0], len(keys))
 
     def why_missing(self, salt: str, digest: bytes, kind: BlockKind, now: Now) -> str:
         """The cause of a miss in memory: `absent`, `expired`, `evicted`, `corrupt` or `busy`."""
@@ -292,11 +307,48 @@ class KvStore:
             num_slots += 1
         return num_slots
 
+    # --- pins
+
+    def pin(self, name: str, salt: str, hashes: bytes) -> tuple[int, int]:
+        """Name a prefix that is never given up; (blocks, of these in memory now)."""
+        found = hashes_of(salt, hashes)
+        before = self.pins.pin(name, salt, found)
+        if before is not None:
+            self._apply_pins(*before)
+        return len(found), self._apply_pins(salt, found)
+
+    def unpin(self, name: str) -> None:
+        """Let the prefix go its way; NotFound if there is none of that name."""
+        self._apply_pins(*self.pins.unpin(name))
+
+    def num_held(self, salt: str, hashes: Iterable[bytes]) -> int:
+        """How many of these blocks are in memory."""
+        pool = self._book.index.pool(salt, BlockKind.BLOCK)
+        return sum(digest in pool for digest in hashes)
+
+    def _apply_pins(self, salt: str, hashes: Iterable[bytes]) -> int:
+        pool = self._book.index.pool(salt, BlockKind.BLOCK)
+        keys = [(digest, pool[digest]) for digest in hashes if digest in pool]
+        for digest, key in keys:
+            self.set_pinned(key, (salt, digest) in self.pins)
+        return len(keys)
+
+    def _adopt_pins(self) -> None:
+        kept = [(k, h) for k, h in self._book.slots() if h.state is SlotState.KEPT and h.label]
+        if self.pins.is_damaged:
+            labels = [header.label for _, header in kept if header.is_pinned]
+            self.pins.recover((label.salt, label.hash) for label in labels if label)
+        for key, header in kept:
+            if header.label:
+                self.set_pinned(key, (header.label.salt, header.label.hash) in self.pins)
+
     def set_pinned(self, key: SlotKey, is_pinned: bool) -> None:
         """Keep a block whatever its age, or no longer so."""
         header = self._book.header(key)
         if header.state is SlotState.KEPT and header.is_pinned is not is_pinned:
             self._rewrite(key, header, replace(header, is_pinned=is_pinned))
+
+    # --- more
 
     def clock_went_back(self, now: Now) -> int:
         """Nothing is kept longer than its time from now on; returns the number of blocks changed."""

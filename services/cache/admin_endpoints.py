@@ -1,0 +1,248 @@
+"""What operators ask: stats, forget, pin, unpin, evict, verify."""
+
+from collections.abc import Iterator
+from typing import Final
+
+import anyio.lowlevel
+
+from finback.services.cache.block_endpoints import BlockEndpoints
+from finback.services.cache.file_admin import FileAdmin
+from finback.services.cache.retention import traffic_class
+from finback.services.cache.slots import SlotKey
+from finback.services.cache.store import KvStore, check_salt, hashes_of, tenant_digest
+from finback.shared.actor.endpoint import Call
+from finback.shared.actor.service import Service
+from finback.shared.errors import InvalidRequest
+from finback.shared.lanes.arena_format import BlockKind, SlotState, TrafficClass
+from finback.shared.lanes.base import CorruptData
+from finback.shared.wire.messages.cache_admin import (
+    EvictReply,
+    EvictRequest,
+    ForgetReply,
+    ForgetRequest,
+    PinInfo,
+    PinReply,
+    PinRequest,
+    PrefixUse,
+    StatsReply,
+    StatsRequest,
+    Tally,
+    TierUsage,
+    UnpinRequest,
+    VerifyReply,
+    VerifyRequest,
+)
+
+TIERS: Final = ("host", "file")
+_BATCH: Final = 128  # blocks between two looks at the mailbox
+_MAX_VERIFY_BYTES: Final = 2**30
+
+
+class AdminEndpoints:
+    """The operators' endpoints of one cache service."""
+
+    def __init__(
+        self, service: Service, store: KvStore, blocks: BlockEndpoints, files: FileAdmin
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._blocks = blocks
+        self._files = files
+        self._book = store.arena.book
+        self._kept = store.arena.kept
+
+    async def start(self) -> None:
+        """Answer from now on."""
+        for verb, request_type, handler in (
+            ("stats", StatsRequest, self._on_stats),
+            ("forget", ForgetRequest, self._on_forget),
+            ("pin", PinRequest, self._on_pin),
+            ("unpin", UnpinRequest, self._on_unpin),
+            ("evict", EvictRequest, self._on_evict),
+            ("verify", VerifyRequest, self._on_verify),
+        ):
+            await self._service.add_endpoint(verb, request_type, handler, scope="both", workers=2)
+
+    # --- stats
+
+    async def _on_stats(self, call: Call[StatsRequest]) -> StatsReply:
+        self._blocks.measure()
+        arena, counts = self._store.arena, self._store.arena.counts()
+        files = await self._files.stats()
+        return StatsReply(
+            instance=self._service.instance,
+            epoch=self._service.epoch,
+            arena_bytes=arena.num_bytes,
+            max_bytes=self._service.config.arena_bytes,
+            num_leases=counts.num_leases,
+            slots={
+                "free": counts.num_free,
+                "reserved": counts.num_reserved,
+                "committed": counts.num_committed,
+                "quarantined": counts.num_quarantined,
+                "kept": counts.num_kept,
+            },
+            usage=(*self._host_usage(), *files.usage),
+            tallies=tuple(
+                Tally(what=what, label=label, count=count)
+                for what, label, count in self._blocks.tallies.items()
+            ),
+            prefixes=tuple(
+                PrefixUse(salt=salt, hash=d, num_reads=n.num_reads, num_blocks=n.num_blocks)
+                for salt, d, n in self._store.top.top(max(0, min(call.message.num_prefixes, 100)))
+            ),
+            pins=tuple(self._pins()),
+            file_bytes=files.num_bytes,
+            file_max_bytes=files.max_bytes,
+            file_state=files.state,
+            num_waiting_writes=self._blocks.num_waiting_writes,
+        )
+
+    def _host_usage(self) -> Iterator[TierUsage]:
+        for (kind, class_), num_blocks in self._kept.num_blocks.items():
+            if num_blocks:
+                yield TierUsage(
+                    tier="host",
+                    kind=kind.name.lower(),
+                    traffic_class=class_.name.lower(),
+                    num_blocks=num_blocks,
+                    num_bytes=self._kept.num_bytes[kind, class_],
+                )
+
+    def _pins(self) -> Iterator[PinInfo]:
+        for name, (salt, hashes) in self._store.pins.pins.items():
+            num_held = self._store.num_held(salt, hashes)
+            yield PinInfo(name=name, salt=salt, num_blocks=len(hashes), num_held=num_held)
+
+    # --- forget, pin, evict
+
+    async def _on_forget(self, call: Call[ForgetRequest]) -> ForgetReply:
+        request = call.message
+        if not (request.is_all or request.salt or request.hashes or request.tenant is not None):
+            raise InvalidRequest("say whom or what to forget", param="tenant")
+        keys = set(self._chosen(request))
+        num_host = 0
+        while keys:
+            part = [keys.pop() for _ in range(min(_BATCH, len(keys)))]
+            num_host += self._store.give_up(part, "forgotten")
+            await anyio.lowlevel.checkpoint()
+        return ForgetReply(num_host=num_host, num_files=await self._files.forget(request))
+
+    def _chosen(self, request: ForgetRequest) -> Iterator[SlotKey]:
+        index = self._book.index
+        if request.is_all:
+            yield from [key for _, key in index.items()]
+        if request.tenant is not None:
+            yield from index.tenant(tenant_digest(request.tenant))
+        if request.salt and not request.hashes:
+            check_salt(request.salt)
+            yield from index.salt(request.salt)
+        if request.hashes:
+            hashes = set(hashes_of(request.salt or "any", request.hashes))
+            for (salt, _, digest), key in list(index.items()):
+                if digest in hashes and request.salt in ("", salt):
+                    yield key
+
+    async def _on_pin(self, call: Call[PinRequest]) -> PinReply:
+        request = call.message
+        num_blocks, num_held = self._store.pin(request.name, request.salt, request.hashes)
+        hashes = hashes_of(request.salt, request.hashes)
+        num_files = await self._files.pin(request.name, request.salt, hashes)
+        return PinReply(num_blocks=num_blocks, num_held=num_held, num_files=num_files)
+
+    async def _on_unpin(self, call: Call[UnpinRequest]) -> PinReply:
+        self._store.unpin(call.message.name)
+        await self._files.unpin(call.message.name)
+        return PinReply(num_blocks=0, num_held=0)
+
+    async def _on_evict(self, call: Call[EvictRequest]) -> EvictReply:
+        request = call.message
+        if request.tier != "host":
+            raise InvalidRequest("files are only forgotten, not evicted", param="tier")
+        class_ = traffic_class(request.traffic_class) if request.traffic_class else None
+        if request.num_bytes < 0:
+            raise InvalidRequest("num_bytes must be 0 or more", param="num_bytes")
+        num_blocks = num_bytes = 0
+        highest = TrafficClass.AGENT if class_ is None else class_
+        while (key := self._next(highest)) is not None:
+            if request.num_bytes and num_bytes >= request.num_bytes:
+                break
+            num_blocks += 1
+            num_bytes += self._book.slot_bytes(key)
+            self._store.give_up([key], "asked")
+            if num_blocks % _BATCH == 0:
+                await anyio.lowlevel.checkpoint()
+        return EvictReply(num_blocks=num_blocks, num_bytes=num_bytes)
+
+    def _next(self, highest: TrafficClass) -> SlotKey | None:
+        for kind in BlockKind:
+            found = self._kept.oldest_of_kind(kind)
+            if found is not None and found[0][0] <= highest:
+                return found[1]
+        return None
+
+    # --- verify
+
+    async def _on_verify(self, call: Call[VerifyRequest]) -> VerifyReply:
+        request = call.message
+        _check_tier(request.tier)
+        if not 0 < request.max_bytes <= _MAX_VERIFY_BYTES:
+            raise InvalidRequest(f"max_bytes must be 1 to {_MAX_VERIFY_BYTES}", param="max_bytes")
+        if request.tier == "file":
+            return await self._files.verify(request.cursor, request.max_bytes)
+        num_checked = num_bad = num_bytes = 0
+        last: SlotKey | None = None
+        for key in self._kept_after(_parse(request.cursor)):
+            if num_bytes >= request.max_bytes:
+                return VerifyReply(
+                    num_checked=num_checked,
+                    num_bad=num_bad,
+                    num_bytes=num_bytes,
+                    next_cursor=_cursor(last),
+                )
+            last = key
+            is_good = await self._is_good(key)
+            num_checked += is_good is not None
+            num_bad += is_good is False
+            num_bytes += self._book.header(key).length if is_good else 0
+        return VerifyReply(num_checked=num_checked, num_bad=num_bad, num_bytes=num_bytes)
+
+    def _kept_after(self, start: SlotKey | None) -> list[SlotKey]:
+        keys = (key for key, header in self._book.slots() if header.state is SlotState.KEPT)
+        return sorted(key for key in keys if start is None or key > start)
+
+    async def _is_good(self, key: SlotKey) -> bool | None:
+        """None: the slot has changed hands meanwhile."""
+        if not self._book.has(key):
+            return None
+        header = self._book.header(key)
+        if header.state is not SlotState.KEPT:
+            return None
+        ticket = self._store.arena.ticket(key)
+        try:
+            await self._blocks.reader.read(ticket)
+        except CorruptData as error:
+            if error.reason in ("generation", "gone"):
+                return None
+            self._blocks.found_corrupt(key, header.generation, error.reason)
+            return False
+        return True
+
+
+def _check_tier(tier: str) -> None:
+    if tier not in TIERS:
+        raise InvalidRequest(f"tier must be one of {', '.join(TIERS)}", param="tier")
+
+
+def _cursor(key: SlotKey | None) -> str:
+    return "" if key is None else f"{key[0]:x}:{key[1]}"
+
+
+def _parse(cursor: str) -> SlotKey | None:
+    if not cursor:
+        return None
+    extent, _, index = cursor.partition(":")
+    try:
+        return int(extent, 16), int(index)
+    except ValueError:
+        raise InvalidRequest("cursor must be one of this cache", param="cursor") from None
