@@ -11,6 +11,8 @@ from finback.shared.errors import ConfigError
 
 KvDtype = Literal["f32", "bf16", "f16"]
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
+_BITS: Final = {2: torch.int16, 4: torch.int32}
+"""Types of the same width that NumPy knows as well."""
 
 
 class KVPool:
@@ -77,7 +79,7 @@ class KVPool:
         """Write the first `num_tokens` tokens of a block to `out`, `num_bytes(num_tokens)` bytes."""
         host = self._host_view(num_tokens, out)
         for kv, part in enumerate(self._block_views(block_id, num_tokens)):
-            host[:, kv].copy_(part)
+            _copy(host[:, kv], part)
 
     def unpack_block(
         self, block_id: int, num_tokens: int, data: bytes | bytearray | memoryview
@@ -85,7 +87,7 @@ class KVPool:
         """Read what `pack_block` wrote into a block of this pool."""
         host = self._host_view(num_tokens, data)
         for kv, part in enumerate(self._block_views(block_id, num_tokens)):
-            part.copy_(host[:, kv])
+            _copy(part, host[:, kv])
 
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block inside the pool."""
@@ -112,6 +114,17 @@ class KVPool:
             warnings.filterwarnings("ignore", message="The given buffer is not writable")
             flat = torch.frombuffer(view, dtype=DTYPES[self.kv_dtype])
         return flat.view(self.num_layers, 2, num_tokens, self.num_kv_heads, self.head_dim)
+
+
+def _copy(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy equal shapes and types. On the host by NumPy: a block is too small for torch's threads,
+    which wait for one another where the cores are busy.
+    """
+    if target.device.type != "cpu" or source.device.type != "cpu":
+        target.copy_(source)
+        return
+    as_bits = _BITS[target.element_size()]
+    np.copyto(target.view(as_bits).numpy(), source.view(as_bits).numpy())
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: str) -> torch.Tensor:
