@@ -32,6 +32,7 @@ from finback.shared.engine.sequence import (
     TokenIds,
 )
 from finback.shared.engine.sizing import EngineSizes, choose_sizes
+from finback.shared.engine.state_port import StatePort
 from finback.shared.engine.step_loop import StepLoop
 from finback.shared.engine.step_times import StepTime, StepTimes
 from finback.shared.errors import InvalidRequest, InvariantViolated, Unavailable
@@ -68,6 +69,9 @@ class Engine:
         table, geometry = self._scheduler.table, self.sizes.geometry
         self._blocks = BlockPort(table, self._runner, geometry)
         self.prefixes = PrefixPort(table, self._runner, geometry, self._copy)
+        self.states: StatePort | None = None
+        if table.states is not None and self.sizes.state is not None:
+            self.states = StatePort(table, table.states, self.sizes.state)
         self._on_failure = on_failure
         self._owns_model = owns_model
         self._times = StepTimes()
@@ -285,6 +289,8 @@ class Engine:
     def reset_prefix_cache(self) -> None:
         """No new sequence finds what was computed so far; the running ones keep their blocks."""
         self._scheduler.table.pool.forget_all()
+        if self.states is not None:
+            self.states.clear()
 
     async def export_block(self, key: SequenceKey, block_index: int, out: memoryview) -> int:
         """Copy a block (host layout) into `out` between steps; returns the tokens it holds.

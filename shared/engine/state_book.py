@@ -107,6 +107,10 @@ class StateBook:
                 NewSnapshot(hash=block_hash, tokens=tokens, index=index, payload=payload),
             )
 
+    def put(self, block_hash: bytes, tokens: bytes, payload: bytes) -> bool:
+        """Keep a snapshot that was brought; False if it does not fit at all."""
+        return self.pool.put(block_hash, tokens, payload, self._now_s())
+
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Raise `InvariantViolated` if the books do not add up."""
         self.pool.check_integrity()

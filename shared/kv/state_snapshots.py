@@ -78,6 +78,11 @@ class SnapshotPool:
         self._by_hash.move_to_end(block_hash)
         return found.payload
 
+    def peek(self, block_hash: bytes) -> bytes | None:
+        """The payload, not counted as a use."""
+        found = self._by_hash.get(block_hash)
+        return None if found is None else found.payload
+
     def expire(self, now_s: float) -> None:
         """Drop what has outlived its time."""
         while self._by_hash:
