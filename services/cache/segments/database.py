@@ -4,6 +4,7 @@ Write-ahead log with an exclusive lock: one process, one connection, no shared-m
 works on network file systems as well. What a commit lost is found again in the segments.
 """
 
+import os
 import sqlite3
 from collections.abc import Iterable
 from pathlib import Path
@@ -45,10 +46,13 @@ class Database:
         """`path` None: in memory. Raises `IndexDamaged`."""
         self.path = path
         try:
+            if path is not None:
+                # SQLite gives what it keeps beside a file the same mode.
+                os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600))
             self._connection = sqlite3.connect(
                 str(path or ":memory:"), isolation_level=None, check_same_thread=False, timeout=1.0
             )
-        except sqlite3.Error as error:
+        except (sqlite3.Error, OSError) as error:
             raise IndexDamaged(str(error)) from error
         self._num_changes = 0
         try:

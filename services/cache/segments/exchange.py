@@ -36,6 +36,8 @@ def export(
     run = _leading(lookups.find(salt, hashes))
     if not run or run[0].record.first_block != 0:
         raise NotFound("the prefix's first block is not in the file tier")
+    if any(entry.record.length <= 4 * block_size for entry in run):
+        raise InvalidRequest(f"block_size {block_size}: the blocks are shorter", param="block_size")
     first = run[0].record
     head = PrefixHead(
         salt=salt,
@@ -47,8 +49,6 @@ def export(
     write_head(file, head)
     for entry in run:
         record = entry.record
-        if record.length <= 4 * block_size:
-            raise InvalidRequest(f"a block holds no {block_size} tokens", param="block_size")
         with state.pool.lend(record.length) as out:
             [outcome] = lookups.read(salt, [record.hash], [out])
             if isinstance(outcome, Miss):
