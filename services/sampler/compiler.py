@@ -6,7 +6,7 @@ and memory, is bounded from outside: the process is killed (`worker_pool`).
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -92,11 +92,17 @@ def compile_grammar(vocabulary: Vocabulary, spec: GrammarSpec, grammar_id: str) 
     return Grammar(
         grammar_id=grammar_id,
         start=matcher,
-        source=source,
+        source=_with_warnings(source, matcher),
         num_bytes=max(estimate, allocated_bytes() - held_bytes),
         compile_ms=compile_ms,
         max_mask_ms=max(mask_ms),
     )
+
+
+def _with_warnings(source: Source, matcher: LLMatcher) -> Source:
+    """What the engine itself let go, under `lenient`, is told too."""
+    told = [" ".join(warning.split())[:200] for warning in matcher.get_grammar_warnings()]
+    return replace(source, widened=(*source.widened, *told)) if told else source
 
 
 def load_grammar(vocabulary: Vocabulary, engine_text: str) -> LLMatcher:

@@ -20,8 +20,8 @@ class CompileRequest:
 class CompileReply:
     """`grammar_id` is the content hash; the same grammar gets the same id everywhere.
 
-    `widened`: what a lenient grammar does not enforce, each as a JSON pointer into the schema
-    (`#/properties/a/not`). `engine` compiled it; `placement` is `shared` or, for one whose masks may
+    `widened`: what is not enforced, each as a JSON pointer into the schema (`#/properties/a/not`):
+    under `lenient` what cannot be, always a `format` that no specification defines. `engine` compiled it; `placement` is `shared` or, for one whose masks may
     be slow, `own`: the worker that computes them. `num_bytes`: what it takes to hold it.
     """
 

@@ -14,8 +14,8 @@ from support.codec_families import FAMILIES, conversation
 from support.grammar_walk import vocabulary
 
 # What the engine cannot enforce.
-CONDITIONAL = {"type": "object", "properties": {"a": {"type": "string", "contentEncoding": "x"}},
-               "if": {"required": ["a"]}, "then": {"required": ["b"]}}  # fmt: skip
+CONDITIONAL = {"type": "object", "properties": {"a": {"type": "string", "format": "regex"}},
+               "if": {"properties": {"a": {"pattern": "x"}}}, "then": {"required": ["b"]}}  # fmt: skip
 
 
 def structure(lark: str, **parts: dict[str, Any]) -> GrammarSpec:
