@@ -10,27 +10,22 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.block_copies import BlockCopier, Wanted
 from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.sequence import TokenIds
-from finback.shared.errors import ServingError
+from finback.shared.engine.state_exchange import StateExchange
 from finback.shared.kv.cache_client import MAX_READ, CacheClient, CacheLease, StoreTerms
 from finback.shared.kv.fetch_policy import RateBook
 from finback.shared.kv.stored_block import geometry_of, payload_bytes
-from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.select import LaneSet
-from finback.shared.lanes.ticket import Ticket
 from finback.shared.telemetry import tracing
 from finback.shared.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from finback.shared.engine.engine import Engine  # brings torch; the caller built it
 
-MAX_IN_FLIGHT_BYTES: Final = 64 * 2**20
-MAX_IN_FLIGHT: Final = 4
 MAX_FETCH_S: Final = 5.0
 """A fetch that is not over by then is cut short."""
-# What a bad copy says of the block itself, rather than of its place having been given away.
-_BAD: Final = frozenset({"checksum", "length", "tokens"})
 
 
 @dataclass(slots=True, kw_only=True)
@@ -52,20 +47,19 @@ class PrefixFetcher:
         self._engine = engine
         self._prefixes = engine.prefixes
         self._cache = cache
-        self._lanes = lanes
         self._metrics = metrics
         self._block_size = engine.cache_spec.block_size
         self._payload_bytes = payload_bytes(geometry_of(engine.cache_spec))
-        count = max(1, min(MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES // self._payload_bytes))
-        self._free: asyncio.Semaphore = asyncio.Semaphore(count)
-        self._buffers: list[bytearray] = []
+        self._copier = BlockCopier(engine.prefixes, cache, lanes, self._payload_bytes)
         self._book = RateBook()
+        self.states: StateExchange | None = None
 
     def may_help(self, token_ids: TokenIds, cache_salt: bytes) -> bool:
         """Could a fetch bring anything: is there a cache, and does the pool lack a block?"""
         if not self._cache.is_there or not self._prefixes.is_enabled:
             return False
-        return self._prefixes.lacks(token_ids, cache_salt)
+        # Whether state is here is only known once it is known which blocks are.
+        return self.states is not None or self._prefixes.lacks(token_ids, cache_salt)
 
     async def fetch(
         self, token_ids: TokenIds, cache_salt: bytes, terms: StoreTerms, parent: Any = None
@@ -84,8 +78,19 @@ class PrefixFetcher:
         except BaseException:
             self._prefixes.release(hold)
             raise
+        await self._bring_state(fetched, terms)
         self._count(fetched)
         return fetched
+
+    async def _bring_state(self, fetched: Fetched, terms: StoreTerms) -> None:
+        """Of models with state: what a sequence needs besides to begin behind these blocks."""
+        if self.states is None:
+            return
+        try:
+            await self.states.bring(fetched.hold, terms)
+        except BaseException:
+            self._prefixes.release(fetched.hold)
+            raise
 
     async def _bring(self, fetched: Fetched, terms: StoreTerms, parent: Any) -> None:
         hold = fetched.hold
@@ -141,12 +146,13 @@ class PrefixFetcher:
                 return
             asked_s = monotonic_s() - started
             fetched.num_from_files += reply.num_from_files
-            tickets = list(zip(batch, reply.tickets, strict=False))
-            is_whole = await self._copy_all(fetched, tickets)
-            self._learn(asked_s, monotonic_s() - started, len(tickets), reply.num_from_files)
-            if len(tickets) < len(batch) and is_whole:
-                fetched.miss = reply.miss or "absent"
-            if len(tickets) < len(batch) or not is_whole:
+            wanted_now = [Wanted(i, t) for i, t in zip(batch, reply.tickets, strict=False)]
+            miss = await self._copier.copy(hold, wanted_now)
+            self._learn(asked_s, monotonic_s() - started, len(wanted_now), reply.num_from_files)
+            if not miss and len(wanted_now) < len(batch):
+                miss = reply.miss or "absent"
+            if miss:
+                fetched.miss = miss
                 return
 
     def _learn(self, asked_s: float, all_s: float, num_blocks: int, num_files: int) -> None:
@@ -159,71 +165,9 @@ class PrefixFetcher:
             self._book.record("overhead", asked_s)
             self._book.record("host", (all_s - asked_s) / num_blocks)
 
-    async def _copy_all(self, fetched: Fetched, tickets: list[tuple[int, Ticket]]) -> bool:
-        """Copy these blocks, a few at a time and in order; False when one could not be had."""
-        failed = asyncio.Event()
-        async with asyncio.TaskGroup() as group:
-            for index, ticket in tickets:
-                # Bounded here: the next one is begun when a buffer is free.
-                buffer = await self._take_buffer()
-                if failed.is_set():
-                    self._give_buffer(buffer)
-                    break
-                group.create_task(self._copy_one(fetched, index, ticket, buffer, failed))
-        return not failed.is_set()
-
-    async def _copy_one(
-        self,
-        fetched: Fetched,
-        index: int,
-        ticket: Ticket,
-        buffer: bytearray,
-        failed: asyncio.Event,
-    ) -> None:
-        miss, is_clean = "", False
-        try:
-            miss = await self._copy(fetched.hold, index, ticket, buffer)
-            is_clean = True
-        finally:
-            # A copy that was cancelled may still be running: its buffer is not used again.
-            self._give_buffer(buffer if is_clean else None)
-        if miss:
-            failed.set()
-            fetched.miss = miss
-
-    async def _copy(self, hold: PrefixHold, index: int, ticket: Ticket, buffer: bytearray) -> str:
-        """Why the block could not be had, or nothing."""
-        try:
-            if ticket.length != self._payload_bytes:
-                raise CorruptData("length", f"{ticket.length} bytes")
-            payload = await self._lanes.get(ticket, memoryview(buffer))
-            if await self._prefixes.restore(hold, index, payload):
-                return ""
-        except ValueError:
-            await self._cache.report_bad(hold.hashes[index], ticket, "tokens")
-            return "tokens"
-        except CorruptData as error:
-            if error.reason in _BAD:
-                await self._cache.report_bad(hold.hashes[index], ticket, error.reason)
-            return error.reason
-        except ServingError:
-            return "failed"
-        return "no_room"
-
     def release(self, hold: PrefixHold) -> None:
         """Nobody will queue the prompt."""
         self._prefixes.release(hold)
-
-    # -- buffers: pages that were touched once are quicker
-
-    async def _take_buffer(self) -> bytearray:
-        await self._free.acquire()
-        return self._buffers.pop() if self._buffers else bytearray(self._payload_bytes)
-
-    def _give_buffer(self, buffer: bytearray | None) -> None:
-        if buffer is not None:
-            self._buffers.append(buffer)
-        self._free.release()
 
     def _count(self, fetched: Fetched) -> None:
         hold, count = fetched.hold, self._metrics.count

@@ -1,11 +1,11 @@
 """Cached prefixes in and out of the device pool: held, restored from the host, copied out to it.
 
-Checked on the event loop, copied on the device thread, one block at a time, each behind the steps that
-are queued there: so a copy comes between two steps and never holds one up for long.
+Checked on the event loop, copied on the device thread, a few blocks at a time, each time behind the
+steps that are queued there: so copies come between two steps and never hold one up for long.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -99,26 +99,35 @@ class PrefixPort:
         """Let go; the blocks stay findable until their room is needed."""
         self._table.holds.release(hold)
 
-    async def restore(self, hold: PrefixHold, index: int, payload: memoryview) -> bool:
-        """Copy a stored block (`stored_block`) into the pool; True if block `index` is then held.
+    async def restore(
+        self, hold: PrefixHold, blocks: Iterable[tuple[int, memoryview]]
+    ) -> list[bool]:
+        """Copy stored blocks (index, payload as in `stored_block`) into the pool, in one go.
 
-        False: the pool is nearly full, or the hold was given up. ValueError: it is another block.
-        `payload` must not change before this returns.
+        For each, whether block `index` is held now. If not, the pool is nearly full, or the hold was
+        given up. ValueError: one of them is another block. Payloads must not change meanwhile.
         """
-        data = kv_of(payload, self._geometry, hold.tokens[index])
+        datas = [(i, kv_of(data, self._geometry, hold.tokens[i])) for i, data in blocks]
+        holds = self._table.holds
         # Whoever decodes may need a block at its next step.
         spare = len(self._table.running) + 1
-        block_id = self._table.holds.take_room(hold, index, spare)
-        if block_id is None:
-            return index in hold.block_ids
+        rooms = [(i, holds.take_room(hold, i, spare), data) for i, data in datas]
+        copies = [(room, data) for _, room, data in rooms if room is not None]
         is_good = False
         try:
-            size = self._geometry.block_size
-            await self._call(partial(self._runner.unpack_block, block_id, size, data))
+            if copies:
+                await self._call(partial(self._unpack, copies))
             is_good = True
         finally:
-            landed = self._table.holds.land(hold, index, is_good=is_good)
-        return landed
+            for index, room, _ in rooms:
+                if room is not None:
+                    holds.land(hold, index, is_good=is_good)
+        return [index in hold.block_ids for index, _ in datas]
+
+    def _unpack(self, copies: list[tuple[int, memoryview]]) -> None:
+        """On the device thread."""
+        for block_id, data in copies:
+            self._runner.unpack_block(block_id, self._geometry.block_size, data)
 
     # -- out
 

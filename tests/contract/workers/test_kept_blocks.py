@@ -15,6 +15,8 @@ from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.kv.kv_events import EVENT
 from finback.shared.lanes.arena_format import SlotState
 from finback.shared.lanes.base import CorruptData
+from finback.shared.lanes.shm import ArenaReader
+from finback.shared.lanes.ticket import Ticket
 from finback.shared.wire import codec
 from finback.shared.wire.messages.generate import SamplingSpec
 from finback.shared.wire.messages.kv import KvEvents
@@ -186,17 +188,19 @@ async def test_the_cache_may_die_at_any_moment(
     async with kept_stack(nats_server, subject_prefix, tmp_path) as made:
         await made.crash(await filled(made))
         host = await made.worker()
-        get, num_read = host.lanes.get, 0
+        read, num_read = ArenaReader.read_now, 0
+        loop = asyncio.get_running_loop()
 
-        async def dying(ticket: Any, out: Any = None) -> memoryview:
+        def dying(reader: ArenaReader, ticket: Ticket, out: Any = None) -> memoryview:
+            """On a thread of its own, as a reader is."""
             nonlocal num_read
             num_read += 1
             if num_read == 3:
-                await made.crash_cache()
+                asyncio.run_coroutine_threadsafe(made.crash_cache(), loop).result(10)
                 raise CorruptData("gone", "the arena went")
-            return await get(ticket, out)
+            return read(reader, ticket, out)
 
-        monkeypatch.setattr(host.lanes, "get", dying)
+        monkeypatch.setattr(ArenaReader, "read_now", dying)
         generation = await made.generate(PROMPT, host)
         assert generation.tokens == undisturbed(PROMPT)
         assert generation.end.num_cached_tokens == 2 * BLOCK_SIZE
