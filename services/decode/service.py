@@ -156,6 +156,9 @@ class DecodeRole:
         request.heard_s = monotonic_s()
         if missing:
             request.first_missing = min(missing)
+        if message.is_last and message.state is not None and not missing:
+            await self._receiver.receive_state(request, message.state)
+            request = self._open_request(message.request_id, message.attempt)
         if message.is_last and not request.is_activated:
             self._activate(request, message)
         return HandoffReply(num_copied_blocks=len(message.tickets) - len(missing), missing=missing)

@@ -10,7 +10,7 @@ from typing import Final
 from finback.services.decode.table import Request
 from finback.shared.engine.from_wire import num_known_tokens
 from finback.shared.engine.worker_host import WorkerHost
-from finback.shared.errors import NotFound
+from finback.shared.errors import InvalidRequest, NotFound
 from finback.shared.kv.stored_block import geometry_of, kv_of, payload_bytes
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.ticket import Ticket
@@ -49,6 +49,23 @@ class BlockReceiver:
             span.set_attribute("finback.num_missing", len(missing))
             span.set_attribute("finback.lane", handoff.tickets[0].kind if indexed else "none")
         return missing
+
+    async def receive_state(self, request: Request, ticket: Ticket) -> None:
+        """Copy the state at the prompt's end; without it the engine makes it anew."""
+        states = self._host.engine.states
+        if states is None:
+            return
+        try:
+            if ticket.length != states.payload_bytes:
+                raise CorruptData("length", f"{ticket.length} bytes of state")
+            states.give(_first_key(request), bytes(await self._host.lanes.get(ticket)))
+        except CorruptData as error:
+            self._host.metrics.count("finback.decode.states_missed", reason=error.reason)
+        except InvalidRequest as error:
+            self._host.metrics.count("finback.decode.states_missed", reason="misfit")
+            self._host.log.warning("state refused", error=error.public_message)
+        else:
+            self._host.metrics.count("finback.decode.states_taken", lane=ticket.kind)
 
     async def _receive_one(self, request: Request, index: int, ticket: Ticket) -> tuple[int, bool]:
         async with self._slots:

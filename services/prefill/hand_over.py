@@ -10,6 +10,7 @@ import anyio
 from finback.services.prefill.giving import BlockGiver, Given
 from finback.services.prefill.job import Job
 from finback.services.prefill.split import Split, ready_blocks, split_prompt
+from finback.services.prefill.state_giving import StateGiver
 from finback.shared.engine.from_wire import (
     known_tokens,
     num_known_tokens,
@@ -45,6 +46,7 @@ class HandOver:
     def __init__(self, host: WorkerHost) -> None:
         self._host = host
         self._giver = BlockGiver(host)
+        self._state_giver = StateGiver(host)
         self._block_size = host.engine.cache_spec.block_size
         self._turns: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
 
@@ -61,7 +63,8 @@ class HandOver:
             trace=job.parent,
         )
         # What prefill itself has cached is only known on admission, so ask for that first.
-        split = split_prompt(num_known, reserved.num_cached_tokens, 0, self._block_size)
+        at_decode = job.request.decode_computes_tokens
+        split = split_prompt(num_known, reserved.num_cached_tokens, 0, self._block_size, at_decode)
         if not split.is_empty:
             admission = self._host.engine.add(sequence, await self._bring_prefix(job))
             if not admission.accepted:
@@ -69,7 +72,7 @@ class HandOver:
             job.is_in_engine = True
             job.num_cached = admission.num_cached_tokens
             split = split_prompt(
-                num_known, reserved.num_cached_tokens, job.num_cached, self._block_size
+                num_known, reserved.num_cached_tokens, job.num_cached, self._block_size, at_decode
             )
         if split.is_empty:
             num_tokens = min(reserved.num_cached_tokens, split.num_tokens)
@@ -159,22 +162,32 @@ class HandOver:
             if ready <= next_block:
                 await job.progress.wait()
                 continue
-            given = await self._giver.give(job, split, next_block, ready, lane)
+            given, state = await self._giver.give(job, split, next_block, ready, lane), None
             try:
                 next_block += len(given.tickets)
                 is_last = next_block == split.num_blocks
                 covered = min(next_block * self._block_size, split.num_tokens)
                 first = next_block - len(given.tickets)
-                reply = await self._send(job, given, first, covered, is_last=is_last)
+                state = await self._state_giver.give(job, lane) if is_last else None
+                reply = await self._send(job, given, first, covered, is_last=is_last, state=state)
             finally:
                 self._host.spawn(given.release)
+                if state is not None:
+                    self._host.spawn(state.release)
             if reply.missing and not is_last:
                 # Decode computes from the first missing block on: nothing of ours is of use to it.
                 await self._send(job, None, next_block, covered, is_last=True)
                 return
 
     async def _send(
-        self, job: Job, given: Given | None, first_block: int, num_tokens: int, *, is_last: bool
+        self,
+        job: Job,
+        given: Given | None,
+        first_block: int,
+        num_tokens: int,
+        *,
+        is_last: bool,
+        state: Given | None = None,
     ) -> HandoffReply:
         tickets = () if given is None else given.tickets
         message = HandoffRequest(
@@ -185,6 +198,7 @@ class HandOver:
             num_tokens=num_tokens,
             is_last=is_last,
             num_cached_tokens=job.num_cached,
+            state=None if state is None else state.tickets[0],
         )
         attributes = {
             tracing.REQUEST_ID: job.spec.request_id,

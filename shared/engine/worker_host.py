@@ -24,6 +24,7 @@ from finback.shared.config import StackConfig
 from finback.shared.engine.output import StepOutput
 from finback.shared.engine.prefix_fetch import PrefixFetcher
 from finback.shared.engine.role import Role
+from finback.shared.engine.state_exchange import StateExchange
 from finback.shared.engine.warm_up import WarmUp
 from finback.shared.engine.write_back import WriteBack
 from finback.shared.errors import ServingError
@@ -131,6 +132,9 @@ class WorkerHost(Service):
         self.write_back = WriteBack(engine, self.cache, self.metrics)
         self.spawn(self.write_back.run)
         engine.prefixes.on_new_block = self.write_back.offer
+        if engine.states is not None:
+            self.prefixes.states = StateExchange(engine, self.cache, self.lanes, self.metrics)
+            self.spawn(self.prefixes.states.run)
         publisher = KvPublisher(self, name=self._role_names[0], holdings=self._holdings)
         await publisher.start()
 
@@ -253,6 +257,9 @@ class WorkerHost(Service):
     async def _report_load(self) -> None:
         while True:
             await anyio.sleep(_LOAD_REPORT_S)
+            touch = self.engine.touch_ahead()
+            if touch is not None:
+                await anyio.to_thread.run_sync(touch)
             for role in self._role_names:
                 with contextlib.suppress(ServingError):  # the bus is away: nobody would hear it
                     subject = self.subjects.event(role, "load")

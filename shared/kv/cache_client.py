@@ -117,9 +117,11 @@ class CacheClient:
 
     # -- questions
 
-    async def lookup(self, hashes: Sequence[bytes], request_id: str = "") -> LookupReply | None:
+    async def lookup(
+        self, hashes: Sequence[bytes], request_id: str = "", *, kind: str = "block"
+    ) -> LookupReply | None:
         """How much of this run is there; None when there is no cache."""
-        request = LookupRequest(salt=self.salt, hashes=b"".join(hashes))
+        request = LookupRequest(salt=self.salt, hashes=b"".join(hashes), kind=kind)
         return await self.ask("lookup", request, LookupReply, _LOOKUP_TIMEOUT_S, request_id)
 
     async def report_bad(self, block_hash: bytes, ticket: Ticket, reason: str) -> None:
@@ -217,7 +219,9 @@ class CacheLease:
     lease_id: str = field(default_factory=lambda: secrets.token_hex(16))
     is_used: bool = False
 
-    async def read(self, hashes: Sequence[bytes], wait_ms: int = 2_000) -> ReadReply | None:
+    async def read(
+        self, hashes: Sequence[bytes], wait_ms: int = 2_000, *, kind: str = "block"
+    ) -> ReadReply | None:
         """Tickets of the leading run of at most `MAX_READ` blocks; None when there is no cache."""
         owner, epoch = self.cache.identity
         request = ReadRequest(
@@ -227,6 +231,7 @@ class CacheLease:
             salt=self.cache.salt,
             hashes=b"".join(hashes),
             lease_id=self.lease_id,
+            kind=kind,
             wait_ms=wait_ms,
         )
         self._begin()
@@ -240,6 +245,7 @@ class CacheLease:
         first_block: int,
         payload_bytes: int,
         prompt_blocks: int = 0,
+        kind: str = "block",
     ) -> StoreReply | None:
         """Slots for those of these blocks that the cache has not and wants."""
         owner, epoch = self.cache.identity
@@ -253,6 +259,7 @@ class CacheLease:
             payload_bytes=payload_bytes,
             first_block=first_block,
             prompt_blocks=prompt_blocks,
+            kind=kind,
             tenant=terms.tenant,
             traffic_class=terms.traffic_class,
             retention_s=terms.retention_s,

@@ -124,6 +124,7 @@ class FakeEngine:
             salt="fake",
         )
         self.prefixes = FakePrefixes()
+        self.states = None
         self.row_ms = 0.0
         self.num_blocks = 1000
         self.max_model_len = 1000
@@ -237,6 +238,9 @@ class FakeEngine:
         for i in range(len(data) // TOKEN_BYTES):
             part = bytes(data[i * TOKEN_BYTES : (i + 1) * TOKEN_BYTES])
             sequence.kv[block_index * BLOCK_SIZE + i] = part
+
+    def touch_ahead(self) -> None:
+        return None
 
     @property
     def step_times(self) -> tuple[StepTime, ...]:

@@ -14,6 +14,7 @@ from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.sequence import SequenceSpec
 from finback.shared.engine.worker_host import WorkerHost
+from finback.shared.models.causal_lm import CausalLM
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.generate import SamplingSpec
 from support.nats_server import NatsServer
@@ -80,12 +81,12 @@ class KeptStack:
         await self.nest.crash(self.cache)
         self.cache.arena.close()
 
-    async def worker(self, *roles: str, **engine: Any) -> WorkerHost:
+    async def worker(self, *roles: str, model: CausalLM | None = None, **engine: Any) -> WorkerHost:
         """A worker that has found the cache."""
         config = replace(ENGINE, **engine)
 
         def load(_: Any, on_step: Any) -> Engine:
-            return Engine(tiny_model(), config, on_step=on_step)
+            return Engine(model or tiny_model(), config, on_step=on_step)
 
         host = await self.nest.worker_with(load, *(roles or ("prefill", "decode")))
         self.workers.append(host)
