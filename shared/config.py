@@ -69,6 +69,9 @@ class StackConfig:
     # Where things lie
     run_dir: str = setting(".finback", "folder of this stack: sockets, logs, traces, state")
     shm_dir: str = setting("", "tmpfs for KV blocks; empty: /dev/shm, else <run_dir>/shm")
+    lane_dir: str = setting(
+        "", "folder that all hosts see (3FS, NFS), to hand KV over between hosts; empty: over NATS"
+    )
     trace_dir: str = setting("", "span files; empty: <run_dir>/traces")
     log_dir: str = setting("", "log files; empty: <run_dir>/logs")
     stack_id: str = setting("", "keeps stacks on one bus apart; empty: from run_dir")
@@ -154,6 +157,7 @@ class StackConfig:
     cache_keep_batch: bool = setting(True, "keep blocks of batches while there is room")
     cache_second_sight: bool = setting(False, "keep a block when it is computed a second time")
 
+    cache_store_once: bool = setting(False, "do not keep what another cache of the cluster keeps")
     cache_dir: str = setting("", "folder of the KV file tier, local or shared; empty: no file tier")
     cache_dir_bytes: int = setting(
         2**34, "size of the KV file tier", unit="bytes", low=2**20, high=2**56
@@ -167,6 +171,14 @@ class StackConfig:
     cache_dir_shared: bool = setting(False, "read what other writers left in cache_dir")
     cache_dir_compress: bool = setting(False, "compress blocks in files")
     cache_dir_encrypt: bool = setting(False, "encrypt blocks in files with the cluster key")
+
+    router_index_blocks: int = setting(
+        2**22,
+        "KV blocks that a router knows the holders of; about 75 bytes each",
+        unit="blocks",
+        low=1024,
+        high=2**28,
+    )
 
     # Batching and bounds
     max_num_seqs: int = setting(64, "sequences in a step", low=1, high=65536)

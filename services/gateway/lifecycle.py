@@ -155,6 +155,7 @@ class Lifecycle:
             decode_instance=placement.decode_instance,
             decode_epoch=placement.decode_epoch,
             num_chunks=len(chunks),
+            decode_computes_tokens=placement.decode_computes_tokens,
         )
         try:
             await self._ask(generation, placement, "generate", request, PrefillAccepted)

@@ -26,12 +26,17 @@ class Split:
 
 
 def split_prompt(
-    num_prompt_tokens: int, num_decode_cached: int, num_prefill_cached: int, block_size: int
+    num_prompt_tokens: int,
+    num_decode_cached: int,
+    num_prefill_cached: int,
+    block_size: int,
+    decode_computes_tokens: int = 0,
 ) -> Split:
     """Skip what decode has, and skip everything where decode is far better placed.
 
     That is so when decode lacks a block at most while prefill would have to compute the whole
     history first: the next turn of a conversation, whose answers only decode has ever computed.
+    It is so as well when decode lacks no more than the router would have it compute.
     """
     num_tokens = max(0, num_prompt_tokens - 1)
     num_blocks = -(-num_tokens // block_size)
@@ -39,7 +44,7 @@ def split_prompt(
     lacks_at_decode = num_tokens - num_decode_cached
     lacks_here = num_tokens - num_prefill_cached
     is_better_there = lacks_at_decode <= block_size and lacks_here >= lacks_at_decode + block_size
-    if lacks_at_decode <= 0 or (num_decode_cached > 0 and is_better_there):
+    if lacks_at_decode <= decode_computes_tokens or (num_decode_cached > 0 and is_better_there):
         first_block = num_blocks
     return Split(num_tokens=num_tokens, first_block=first_block, num_blocks=num_blocks)
 

@@ -1,10 +1,12 @@
 """Whether the engines have room for a request. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from finback.services.router.policy import Worker, blocks_needed
+import numpy as np
+
+from finback.services.router.fleet import Fleet, Worker, blocks_needed
 from finback.shared.errors import InvalidRequest, Overloaded, ServingError
 
 RETRY_MIN_S: Final = 1.0
@@ -45,6 +47,27 @@ def refusal(
             retry_after_s=min(wait_s(w) for w in decodes),
         )
     return None
+
+
+def has_room(
+    fleet: Fleet,
+    limits: Limits,
+    *,
+    num_prompt_tokens: int,
+    num_choices: int = 1,
+    excluded: Iterable[str] = (),
+) -> bool:
+    """Whether some decode instance has room; then `refusal` is None. Columns: quick for many."""
+    prompt_blocks = -(-num_prompt_tokens // fleet.block_size)
+    limit = np.where(
+        fleet.num_free < prompt_blocks + num_choices,
+        max(1, limits.max_queue // _BLOCKED_QUEUE_DIVISOR),
+        limits.max_queue,
+    )
+    fits = (fleet.num_blocks == 0) | (prompt_blocks + 1 <= fleet.num_blocks)
+    ok = fleet.is_decode & fits & (fleet.num_waiting < limit)
+    ok[fleet.rows(excluded)] = False
+    return bool(ok.any())
 
 
 def is_full(worker: Worker, limits: Limits, num_prompt_tokens: int, num_choices: int) -> bool:

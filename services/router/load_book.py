@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from finback.services.router.policy import Worker
+from finback.services.router.fleet import DEFAULT_SPEED, Worker
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
 
@@ -17,6 +17,7 @@ from finback.shared.wire.messages.decode import LoadReport
 REPORTED_AFTER_S: Final = 0.3
 STALE_AFTER_S: Final = 2.0
 _MAX_OPEN: Final = 65_536
+_SPEED_SHARE: Final = 0.1  # of the newest measurement where it is below the one before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,17 @@ class _Heard:
     at_s: float
 
 
+@dataclass(slots=True)
+class _Pending:
+    """What was placed on an instance and is not in its reports yet."""
+
+    num_tokens: int = 0
+    num_choices: int = 0
+
+
+_NOTHING: Final = _Pending()
+
+
 class LoadBook:
     """Reports by (role, instance), and open requests by id."""
 
@@ -45,6 +57,9 @@ class LoadBook:
         self._heard: dict[tuple[str, str], _Heard] = {}
         self._open: OrderedDict[str, Open] = OrderedDict()
         self._unreported: OrderedDict[str, Open] = OrderedDict()
+        self._pending: dict[str, _Pending] = {}
+        self._speed: dict[str, float] = {}
+        self._changed: set[str] = set()
 
     def heard(self, report: LoadReport, now_s: float) -> None:
         """A worker's report; an older start's is ignored."""
@@ -52,12 +67,23 @@ class LoadBook:
         last = self._heard.get(key)
         if last is None or report.epoch >= last.report.epoch:
             self._heard[key] = _Heard(report, now_s)
+            self._changed.add(report.instance)
+            self._measure(report)
+
+    def _measure(self, report: LoadReport) -> None:
+        """Its speed counts while it computes prompts; an idle worker's says nothing."""
+        if report.num_waiting_tokens <= 0 or report.tokens_per_s <= 0:
+            return
+        new = report.tokens_per_s
+        old = self._speed.get(report.instance, new)
+        self._speed[report.instance] = max(new, old + _SPEED_SHARE * (new - old))
 
     def placed(self, request_id: str, placement: Open) -> None:
         """Count a placement; a later attempt replaces the one before."""
         self.ended(request_id)
         self._open[request_id] = placement
         self._unreported[request_id] = placement
+        self._add(placement, 1)
         while len(self._open) > _MAX_OPEN:
             self.ended(next(iter(self._open)))
 
@@ -69,13 +95,31 @@ class LoadBook:
         running = self._open.get(request_id)
         if running is not None and attempt is not None and attempt < running.attempt:
             return
-        self._unreported.pop(request_id, None)
+        self._reported(request_id)
         self._open.pop(request_id, None)
+
+    def _reported(self, request_id: str) -> None:
+        placement = self._unreported.pop(request_id, None)
+        if placement is not None:
+            self._add(placement, -1)
+
+    def _add(self, placement: Open, sign: int) -> None:
+        prefill = self._pending.setdefault(placement.prefill, _Pending())
+        decode = self._pending.setdefault(placement.decode, _Pending())
+        prefill.num_tokens += sign * placement.num_tokens
+        decode.num_choices += sign * placement.num_choices
+        self._changed |= {placement.prefill, placement.decode}
+        if sign < 0:
+            for name in (placement.prefill, placement.decode):
+                if self._pending.get(name) == _Pending():
+                    del self._pending[name]
 
     def forget(self, instance: str) -> None:
         """An instance is gone: so is its load."""
         for key in [key for key in self._heard if key[1] == instance]:
             del self._heard[key]
+        self._speed.pop(instance, None)
+        self._changed.add(instance)
 
     @property
     def num_open(self) -> int:
@@ -92,18 +136,21 @@ class LoadBook:
 
     def workers(self, records: Iterable[InstanceRecord], now_s: float) -> list[Worker]:
         """One `Worker` an instance; records of both roles of a co-hosted one are merged."""
-        self._drop_reported(now_s)
-        roles: dict[str, dict[str, InstanceRecord]] = {}
-        for record in records:
-            roles.setdefault(record.instance, {})[record.service] = record
-        return [self._worker(instance, by_role, now_s) for instance, by_role in roles.items()]
+        self.drop_reported(now_s)
+        return [self.worker(name, roles, now_s) for name, roles in by_instance(records).items()]
 
-    def _worker(self, instance: str, by_role: dict[str, InstanceRecord], now_s: float) -> Worker:
+    def take_changed(self) -> set[str]:
+        """Instances of which something was heard or placed since the last call."""
+        changed, self._changed = self._changed, set()
+        return changed
+
+    def worker(self, instance: str, by_role: dict[str, InstanceRecord], now_s: float) -> Worker:
+        """One instance with its records by role."""
         record = by_role.get("decode") or by_role["prefill"]
         role = record.service
         heard = self._heard.get((role, instance))
         report = heard.report if heard is not None else None
-        pending = [o for o in self._unreported.values() if instance in (o.prefill, o.decode)]
+        pending = self._pending.get(instance, _NOTHING)
         spec = record.cache_spec
         num_blocks = report.num_blocks if report else record.num_blocks
         return Worker(
@@ -111,20 +158,22 @@ class LoadBook:
             epoch=record.epoch,
             is_prefill="prefill" in by_role,
             is_decode="decode" in by_role,
+            host=record.host,
+            salt=spec.salt if spec else "",
+            token_bytes=spec.block_bytes // spec.block_size if spec else 0,
             kv_kind=f"{spec.salt}:{spec.block_bytes}" if spec else "",
             block_size=spec.block_size if spec else 64,
             num_blocks=num_blocks,
             num_free_blocks=report.num_free_blocks if report else num_blocks,
             num_running=report.num_running if report else 0,
-            num_waiting=(report.num_waiting if report else 0)
-            + sum(o.num_choices for o in pending if o.decode == instance),
-            num_waiting_tokens=(report.num_waiting_tokens if report else 0)
-            + sum(o.num_tokens for o in pending if o.prefill == instance),
+            num_waiting=(report.num_waiting if report else 0) + pending.num_choices,
+            num_waiting_tokens=(report.num_waiting_tokens if report else 0) + pending.num_tokens,
+            prompt_tokens_per_s=self._speed.get(instance, DEFAULT_SPEED),
             tokens_per_s=report.tokens_per_s if report else 0.0,
             is_stale=heard is not None and now_s - heard.at_s > STALE_AFTER_S,
         )
 
-    def _drop_reported(self, now_s: float) -> None:
+    def drop_reported(self, now_s: float) -> None:
         """Forget placements that the worker's own numbers contain by now."""
         for request_id, placement in tuple(self._unreported.items()):
             if now_s - placement.placed_s < REPORTED_AFTER_S:
@@ -133,4 +182,12 @@ class LoadBook:
             heard = [self._heard[key] for key in keys if key in self._heard]
             due_s = placement.placed_s + REPORTED_AFTER_S
             if not heard or any(h.at_s >= due_s for h in heard):
-                del self._unreported[request_id]
+                self._reported(request_id)
+
+
+def by_instance(records: Iterable[InstanceRecord]) -> dict[str, dict[str, InstanceRecord]]:
+    """Records by instance and role."""
+    roles: dict[str, dict[str, InstanceRecord]] = {}
+    for record in records:
+        roles.setdefault(record.instance, {})[record.service] = record
+    return roles

@@ -1,18 +1,20 @@
-"""The router on the bus: listens to loads and ends, answers `router.admit` and `router.route`."""
+"""The router on the bus: listens to loads, ends and KV events, answers `admit` and `route`."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import anyio
+import anyio.lowlevel
 
-from finback.services.router.admission import Limits, refusal
-from finback.services.router.load_book import LoadBook, Open
-from finback.services.router.policy import choose
-from finback.services.router.prefix_book import PrefixBook, split_hashes
+from finback.services.router.kv_watch import KvWatch
+from finback.services.router.placer import Decision, Placer
+from finback.services.router.prefix_index import HASH_BYTES, Segments, keys_of
 from finback.services.router.tenant_desk import TenantDesk
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
-from finback.shared.errors import InvalidRequest, NotFound, Unavailable
+from finback.shared.errors import InvalidRequest, NotFound, ServingError, Unavailable
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.control import InstanceLost, InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
@@ -26,6 +28,7 @@ from finback.shared.wire.messages.route import (
 
 _SWEEP_S: Final = 5.0
 _MAX_BLOCKS: Final = 65_536
+_PIECE: Final = 4_096  # blocks looked up at a time: under half a millisecond
 ROLES: Final = ("prefill", "decode")
 
 
@@ -36,10 +39,14 @@ class Router(Service):
 
     def __init__(self, context: ServiceContext) -> None:
         super().__init__(context)
-        self.loads = LoadBook(max_age_s=self.config.request_timeout_s + 60)
-        self.prefixes = PrefixBook()
+        self.placer = Placer(
+            max_age_s=self.config.request_timeout_s + 60,
+            max_queue=self.config.max_queue,
+            max_blocks=self.config.router_index_blocks,
+        )
+        self.loads = self.placer.loads
+        self.kv = KvWatch(self, self.placer)
         self.tenants = TenantDesk(self.metrics)
-        self.limits = Limits(max_queue=self.config.max_queue)
         self._lost: set[tuple[str, int]] = set()
 
     async def start(self) -> None:
@@ -52,6 +59,7 @@ class Router(Service):
         lost = self.subjects.event("supervisor", "instance-lost")
         await self.listen(lost, InstanceLost, self._instance_lost)
         self.context.directory.on_change(self._directory_changed)
+        await self.kv.start()
         self.spawn(self._sweep)
         # One worker: each answer counts what the one before has placed.
         await self.add_endpoint("route", RouteRequest, self._route, scope="both", workers=1)
@@ -61,63 +69,57 @@ class Router(Service):
 
     async def _route(self, call: Call[RouteRequest]) -> RouteReply:
         request = call.message
-        if len(request.block_hashes) > 32 * _MAX_BLOCKS:
-            raise InvalidRequest("too many block hashes", reason="block_hashes")
+        if len(request.block_hashes) > HASH_BYTES * _MAX_BLOCKS:
+            raise InvalidRequest(
+                f"block_hashes must be at most {_MAX_BLOCKS} hashes", reason="block_hashes"
+            )
         try:
-            hashes = split_hashes(request.block_hashes)
+            keys = keys_of(request.block_hashes)
         except ValueError as error:
             raise InvalidRequest(str(error), reason="block_hashes") from None
-        now_s = monotonic_s()
-        records = self._records(request.model)
-        if not records:
-            raise self._nobody(request.model)
-        workers = self.loads.workers(records, now_s)
-        workers = [w for w in workers if w.instance not in request.exclude]
-        refused = refusal(
-            workers,
-            self.limits,
-            num_prompt_tokens=request.num_prompt_tokens,
-            num_choices=request.num_choices,
-        )
-        if refused is not None:
-            self.metrics.count("finback.router.refused", reason=refused.reason or refused.code)
-            raise refused
-        placement = choose(
-            workers,
-            num_prompt_tokens=request.num_prompt_tokens,
-            hit_blocks=self.prefixes.hits(hashes),
-        )
-        if placement is None:
-            self.metrics.count("finback.router.refused", reason="no_pair")
-            raise Unavailable(
-                f"no prefill and decode instance free for {request.model}", reason="no_instance"
+        segments = await self._segments(keys)
+        request = replace(request, model=self._canonical(request.model))
+        try:
+            decision = self.placer.place(
+                request, keys, segments, lambda: self._records(call.message.model), monotonic_s()
             )
-        prefill, decode = placement.prefill, placement.decode
-        self.prefixes.note(hashes, (decode.instance, prefill.instance))
-        self.loads.placed(
-            request.request_id,
-            Open(
-                prefill=prefill.instance,
-                decode=decode.instance,
-                num_tokens=request.num_prompt_tokens - placement.num_hit_tokens,
-                num_choices=request.num_choices,
-                placed_s=now_s,
-                attempt=request.attempt,
-            ),
+        except ServingError as refused:
+            if not self._records(request.model):
+                raise self._nobody(call.message.model) from None
+            why = refused.reason or refused.code
+            self.metrics.count("finback.router.refused", reason=why)
+            raise
+        self._tell(decision)
+        await self.kv.prefetch(request, decision)
+        return _reply(decision)
+
+    async def _segments(self, keys: Sequence[int]) -> Segments | None:
+        """Holders along the prompt; None while the index is being rebuilt.
+
+        Very long prompts are looked up in pieces, so that the event loop goes round in between.
+        """
+        if not self.kv.is_ready:
+            return None
+        found: Segments = []
+        for start in range(0, len(keys), _PIECE):
+            piece = keys[start : start + _PIECE]
+            part = self.placer.index.segments(piece)
+            found += part
+            if sum(count for _, count in part) < len(piece):
+                break
+            if start + _PIECE < len(keys):
+                await anyio.lowlevel.checkpoint()
+        return found
+
+    def _tell(self, decision: Decision) -> None:
+        placement = decision.placement
+        self.metrics.count(
+            "finback.router.placed", decode=placement.decode.instance, reason=decision.kind
         )
-        self.metrics.count("finback.router.placed", decode=decode.instance)
         tracing.annotate(
-            finback__reason=placement.reason,
-            finback__prefill=prefill.instance,
-            finback__decode=decode.instance,
-        )
-        return RouteReply(
-            prefill_instance=prefill.instance,
-            prefill_epoch=prefill.epoch,
-            decode_instance=decode.instance,
-            decode_epoch=decode.epoch,
-            reason=placement.reason,
-            num_hit_tokens=placement.num_hit_tokens,
+            finback__reason=decision.reason,
+            finback__prefill=placement.prefill.instance,
+            finback__decode=placement.decode.instance,
         )
 
     def _records(self, model: str) -> list[InstanceRecord]:
@@ -149,15 +151,32 @@ class Router(Service):
         """Known dead before its lease runs out; the bucket may still list it for a while."""
         self._lost.add((lost.instance, lost.epoch))
         self.loads.forget(lost.instance)
-        self.prefixes.forget(lost.instance)
+        self.kv.instance_lost(lost)
+        self.placer.fleets.forget()
         self.metrics.count("finback.router.instances_lost")
 
     def _directory_changed(self) -> None:
         records = self.context.directory.all()
         self._lost &= {(record.instance, record.epoch) for record in records}
+        self.placer.fleets.forget()
+        self.kv.directory_changed()
 
     async def _sweep(self) -> None:
         while True:
             await anyio.sleep(_SWEEP_S)
             self.loads.sweep(monotonic_s())
+            self.placer.sessions.sweep(monotonic_s())
             self.tenants.sweep()
+
+
+def _reply(decision: Decision) -> RouteReply:
+    prefill, decode = decision.placement.prefill, decision.placement.decode
+    return RouteReply(
+        prefill_instance=prefill.instance,
+        prefill_epoch=prefill.epoch,
+        decode_instance=decode.instance,
+        decode_epoch=decode.epoch,
+        reason=decision.reason,
+        num_hit_tokens=decision.placement.num_hit_tokens,
+        decode_computes_tokens=decision.decode_computes_tokens,
+    )

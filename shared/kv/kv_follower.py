@@ -20,6 +20,8 @@ ANSWER_S: Final = 3.0  # for one page
 BACKOFF_S: Final = (0.1, 5.0)
 MAX_FAILURES: Final = 8
 """In a row; then nothing is asked until the publisher is heard again."""
+MAX_ABSENCES: Final = 3
+"""The same where nobody answers at all: an instance that tells nothing of its blocks."""
 MAX_KEPT: Final = 2_048  # events kept while a snapshot is fetched
 MAX_KEPT_BLOCKS: Final = 262_144  # in these events
 
@@ -187,7 +189,9 @@ class KvFollower:
         if not reply.next_cursor:
             self._finish(fetch.view, fetch.first_seq, now_s)
 
-    def fail(self, token: int, now_s: float, *, is_cursor_gone: bool = False) -> None:
+    def fail(
+        self, token: int, now_s: float, *, is_cursor_gone: bool = False, is_absent: bool = False
+    ) -> None:
         """A page did not come; it is asked for again, or the snapshot is begun anew."""
         fetch = self._fetch
         if fetch is None or fetch.token != token:
@@ -201,7 +205,7 @@ class KvFollower:
         if is_cursor_gone or fetch.num_page_failures > 1:
             self._drop_staged()
             fetch.cursor, fetch.first_seq, fetch.num_page_failures = "", None, 0
-        if fetch.num_failures >= MAX_FAILURES:
+        if fetch.num_failures >= (MAX_ABSENCES if is_absent else MAX_FAILURES):
             self._drop_staged()
             self._fetch = None
             self.is_synced = False

@@ -173,7 +173,12 @@ class KvSubscriber:
                 subject, request, KvSnapshotReply, timeout_s=ANSWER_S, epoch=ask.epoch
             )
         except ServingError as error:
-            follower.fail(ask.token, monotonic_s(), is_cursor_gone=isinstance(error, NotFound))
+            follower.fail(
+                ask.token,
+                monotonic_s(),
+                is_cursor_gone=isinstance(error, NotFound),
+                is_absent=error.reason == "no_responders",
+            )
         else:
             if self._followers.get(ask.instance) is follower:
                 follower.answer(ask.token, reply, monotonic_s())

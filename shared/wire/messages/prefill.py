@@ -9,12 +9,14 @@ class PrefillRequest:
     """Asked by a gateway on `prefill.<instance>.generate`; answered as soon as it is queued.
 
     When `num_chunks` is above one the token ids follow on `prefill.<instance>.chunk`.
+    `decode_computes_tokens`: if decode lacks at most so many prompt tokens it computes them itself.
     """
 
     spec: GenerationSpec
     decode_instance: str
     decode_epoch: int
     num_chunks: int = 1
+    decode_computes_tokens: int = 0
 
 
 @message("prefill.TokenChunk/1")

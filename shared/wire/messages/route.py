@@ -26,7 +26,11 @@ class RouteRequest:
 
 @message("route.RouteReply/1")
 class RouteReply:
-    """A placement and the reason for it. Both instances are the same when roles are co-hosted."""
+    """A placement and the reason for it. Both instances are the same when roles are co-hosted.
+
+    `decode_computes_tokens`: if decode lacks at most so many prompt tokens, it computes them itself
+    and nothing is handed over; the gateway passes this on to prefill.
+    """
 
     prefill_instance: str
     prefill_epoch: int
@@ -34,6 +38,7 @@ class RouteReply:
     decode_epoch: int
     reason: str
     num_hit_tokens: int = 0
+    decode_computes_tokens: int = 0
 
 
 @message("route.RequestEnded/1")

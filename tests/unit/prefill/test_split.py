@@ -59,3 +59,9 @@ def test_ready_blocks_never_shrink_and_end_whole(n: int, computed: list[int], bl
     assert ready == sorted(ready)
     assert all(r <= split.num_blocks for r in ready)
     assert ready_blocks(n - 1, split, block) == split.num_blocks
+
+
+def test_decode_computes_what_the_router_says() -> None:
+    assert split_prompt(20, 0, 0, BLOCK, 32).is_empty
+    assert split_prompt(1300, 1024, 0, BLOCK, 275).is_empty
+    assert not split_prompt(1300, 1024, 0, BLOCK, 274).is_empty

@@ -1,9 +1,11 @@
 """Who is let in, and what the others are told."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from finback.services.router.admission import RETRY_MAX_S, RETRY_MIN_S, Limits, refusal
-from finback.services.router.policy import Worker
+from finback.services.router.admission import RETRY_MAX_S, RETRY_MIN_S, Limits, has_room, refusal
+from finback.services.router.fleet import Fleet, Worker
 from finback.shared.errors import InvalidRequest, Overloaded, ServingError
 
 LIMITS = Limits(max_queue=8)
@@ -63,3 +65,31 @@ def test_what_never_fits_is_an_invalid_request() -> None:
 
 def test_nobody_there_is_not_for_admission_to_say() -> None:
     assert refused([]) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("abc"), st.integers(0, 10), st.integers(0, 4), st.integers(0, 12)
+        ),
+        max_size=4,
+        unique_by=lambda item: item[0],
+    ),
+    st.integers(1, 600),
+    st.integers(1, 3),
+    st.sets(st.sampled_from("abc"), max_size=1),
+)
+def test_columns_say_the_same_as_workers(
+    rows: list[tuple[str, int, int, int]], prompt: int, num_choices: int, excluded: set[str]
+) -> None:
+    workers = [
+        decode(name, num_blocks=blocks, num_free_blocks=min(free, blocks), num_waiting=waiting)
+        for name, blocks, free, waiting in rows
+    ]
+    sizes = {"num_prompt_tokens": prompt, "num_choices": num_choices}
+    allowed = [w for w in workers if w.instance not in excluded]
+    if has_room(Fleet(workers), LIMITS, **sizes, excluded=excluded):
+        assert refusal(allowed, LIMITS, **sizes) is None
+    elif refusal(allowed, LIMITS, **sizes) is None:
+        # Some are too small and the others full: nobody is refused early, the queue decides.
+        assert not allowed or any(w.num_blocks for w in allowed)

@@ -1,0 +1,129 @@
+"""How far each worker's caches reach into a prompt: leading blocks by tier. Pure.
+
+A worker can use what its own device pool holds, what the memory of its host's cache holds, and that
+cache's files, of its own kind (`salt`) only. Blocks of the middle may have been evicted, in one
+tier or all, so the run is counted over all blocks and never by bisection; runs of blocks with the
+same holders are taken at once.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from finback.services.router.fleet import Fleet, Ints
+from finback.services.router.policy import Reach
+from finback.services.router.prefix_index import Holder, PrefixIndex, Segments
+
+TIERS: Final = ("device", "host", "file")
+_MAX_KNOWN: Final = 8_192
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheAt:
+    """A cache instance and the host whose workers can read from it."""
+
+    instance: str
+    host: str
+
+
+class Reaches:
+    """Turns holders along a prompt into rows of a fleet; made anew when either changes."""
+
+    def __init__(
+        self, fleet: Fleet, caches: Iterable[CacheAt], holders: Mapping[int, Holder]
+    ) -> None:
+        self._size = len(fleet)
+        self._row_of = {(w.instance, w.epoch): row for row, w in enumerate(fleet.workers)}
+        workers: dict[tuple[str, str], int] = {}  # (instance, salt) -> bit of its row
+        at_host: dict[tuple[str, str], int] = {}  # (host, salt) -> bits of rows
+        for row, worker in enumerate(fleet.workers):
+            workers[worker.instance, worker.salt] = 1 << row
+            key = (worker.host, worker.salt)
+            at_host[key] = at_host.get(key, 0) | 1 << row
+        host_of = {cache.instance: cache.host for cache in caches}
+        # Per bit of a holder: (bits of the rows that it helps, tier).
+        self._helps: dict[int, tuple[int, int]] = {}
+        for bit, (instance, salt, tier) in holders.items():
+            rows = workers.get((instance, salt), 0)
+            if tier != "device":
+                rows = at_host.get((host_of.get(instance, ""), salt), 0)
+            if rows and tier in TIERS:
+                self._helps[bit] = (rows, TIERS.index(tier))
+        self._known: dict[int, tuple[int, int, int]] = {}
+        self._lists: dict[int, Ints] = {}
+
+    def reach(self, segments: Segments, notes: Mapping[tuple[str, int], int]) -> Reach:
+        """Per worker and tier; what was only placed there lately counts as on the device."""
+        columns = np.zeros((3, self._size), dtype=np.int64)
+        runs = [(self._rows_helped(mask), count) for mask, count in segments]
+        for tier in range(3):
+            still, depth = -1, 0
+            for helped, count in runs:
+                now = helped[tier] if still < 0 else helped[tier] & still
+                if still > 0 and now != still and depth:
+                    columns[tier, self._rows(still & ~now)] = depth
+                still = now
+                if not still:
+                    break
+                depth += count
+            if still > 0:
+                columns[tier, self._rows(still)] = depth
+        for holder, depth in notes.items():
+            row = self._row_of.get(holder)
+            if row is not None:
+                columns[:, row] = np.maximum(columns[:, row], depth)
+        return Reach(device=columns[0], host=columns[1], file=columns[2])
+
+    def _rows_helped(self, mask: int) -> tuple[int, int, int]:
+        """Bits of rows that a set of holders helps: by device, also by host, also by files."""
+        known = self._known.get(mask)
+        if known is not None:
+            return known
+        tiers, rest = [0, 0, 0], mask
+        while rest:
+            low = rest & -rest
+            rest ^= low
+            rows, tier = self._helps.get(low.bit_length() - 1, (0, 0))
+            tiers[tier] |= rows
+        if len(self._known) >= _MAX_KNOWN:
+            self._known.clear()
+        helped = (tiers[0], tiers[0] | tiers[1], tiers[0] | tiers[1] | tiers[2])
+        self._known[mask] = helped
+        return helped
+
+    def _rows(self, bits: int) -> Ints:
+        known = self._lists.get(bits)
+        if known is None:
+            if len(self._lists) >= _MAX_KNOWN:
+                self._lists.clear()
+            rows = [row for row in range(bits.bit_length()) if bits >> row & 1]
+            known = self._lists[bits] = np.array(rows, dtype=np.int64)
+        return known
+
+
+class ReachBook:
+    """Keeps the `Reaches` of each fleet until the index or the caches mean something else."""
+
+    def __init__(self, index: PrefixIndex) -> None:
+        self._index = index
+        self._caches: tuple[CacheAt, ...] = ()
+        self._version = -1
+        self._made: dict[int, tuple[Fleet, Reaches]] = {}
+
+    def set_caches(self, caches: Sequence[CacheAt]) -> None:
+        """Who reads from where has changed."""
+        self._caches = tuple(caches)
+        self._made.clear()
+
+    def of(self, fleet: Fleet) -> Reaches:
+        """The translation for this fleet."""
+        if self._version != self._index.version or len(self._made) > 64:
+            self._made.clear()
+            self._version = self._index.version
+        found = self._made.get(id(fleet))
+        if found is None or found[0] is not fleet:
+            made = Reaches(fleet, self._caches, self._index.holders())
+            found = self._made[id(fleet)] = (fleet, made)
+        return found[1]
