@@ -28,8 +28,8 @@ class Watcher(Protocol):
     def changed(self) -> None:
         """The state file is out of date."""
 
-    async def lost(self, slot: "Slot", instance: str, reason: str) -> None:
-        """The process of `instance` has ended."""
+    async def lost(self, slot: "Slot", instance: str, reason: str, *, is_crash: bool) -> None:
+        """The process of `instance` has ended; `is_crash`: not by our or its own wish."""
 
 
 EnvironmentOf = Callable[[ProcessSpec, str], Mapping[str, str]]
@@ -54,6 +54,8 @@ class Slot:
     _has_served: bool = False
     _is_stopping: bool = False
     _crashes_s: tuple[float, ...] = ()
+    # Why the process was ended from here, and whether that counts against it.
+    _hang: tuple[str, bool] | None = None
     _kills: MemoryKills = field(default_factory=MemoryKills)
 
     def snapshot(self) -> ServiceState:
@@ -85,9 +87,11 @@ class Slot:
             exit_code = await self._run_once()
             if self._is_stopping:
                 break
-            reason = restart_policy.describe_exit(exit_code)
-            await self.watcher.lost(self, self.instance, reason)
-            delay_s = self._next_delay(exit_code, reason)
+            hang, self._hang = self._hang, None
+            reason = hang[0] if hang else restart_policy.describe_exit(exit_code)
+            is_crash = hang is None and exit_code != 0
+            await self.watcher.lost(self, self.instance, reason, is_crash=is_crash)
+            delay_s = self._next_delay(exit_code, reason, is_own_hang=hang is not None and hang[1])
             if delay_s is None:
                 return
             await asyncio.sleep(delay_s)
@@ -107,14 +111,15 @@ class Slot:
         self.serving.clear()
         return exit_code
 
-    def _next_delay(self, exit_code: int, reason: str) -> float | None:
+    def _next_delay(self, exit_code: int, reason: str, *, is_own_hang: bool) -> float | None:
         """Seconds until the next start; None marks the service failed."""
         hopeless = exit_code == CONFIG_EXIT_CODE and not self._has_served
+        out_of_memory = self._kills.happened()
         decision = restart_policy.decide(
             self.policy,
             self._crashes_s,
             clock.monotonic_s(),
-            crashed=restart_policy.is_crash(exit_code, out_of_memory=self._kills.happened()),
+            crashed=is_own_hang or restart_policy.is_crash(exit_code, out_of_memory=out_of_memory),
             random_unit=random.random(),
         )
         self._crashes_s = decision.crashes_s
@@ -145,6 +150,12 @@ class Slot:
                 _log.warning("service did not stop in time; killed", service=self.spec.name)
         self.state = "stopped"
         self.watcher.changed()
+
+    def kill_hung(self, why: str, *, is_own_fault: bool) -> None:
+        """End a process that answers nothing; it is started again."""
+        if self.child is not None and self.child.is_running:
+            self._hang = (why, is_own_fault)
+            self.child.kill()
 
     def kill(self) -> None:
         """Forced stop."""

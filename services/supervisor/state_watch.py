@@ -68,12 +68,14 @@ class StateWatch:
             return
         self._apply(reply.instance, reply.epoch, reply.state)
 
-    async def tell_lost(self, slot: Slot, instance: str, reason: str) -> None:
+    async def tell_lost(self, slot: Slot, instance: str, reason: str, *, is_crash: bool) -> None:
         """Publish that `instance` has ended, once for every role that it had."""
         epoch = self._epochs.pop(instance, 0) or int(clock.unix_s() * 1000)
         subject = self._client.subjects.event("supervisor", "instance-lost")
         for role in slot.spec.roles:
-            event = InstanceLost(service=role, instance=instance, epoch=epoch, reason=reason)
+            event = InstanceLost(
+                service=role, instance=instance, epoch=epoch, reason=reason, is_crash=is_crash
+            )
             try:
                 await self._client.publish(subject, event)
             except ServingError as error:

@@ -19,8 +19,15 @@ from finback.services.supervisor import (
     topology,
 )
 from finback.services.supervisor import slot as slots_
+from finback.services.supervisor.hang_watch import HangWatch
 from finback.services.supervisor.nats_server import NatsServer
-from finback.services.supervisor.run_dir import RunDir, StackState, start_time, write_private
+from finback.services.supervisor.run_dir import (
+    RunDir,
+    ServiceState,
+    StackState,
+    start_time,
+    write_private,
+)
 from finback.services.supervisor.slot import Slot
 from finback.services.supervisor.state_watch import StateWatch
 from finback.services.supervisor.topology import ProcessSpec
@@ -71,8 +78,7 @@ class Supervisor:
     def state(self) -> StackState:
         """What the state file says."""
         config, nats = self._config, self._nats
-        by_role = {role: slot.snapshot() for slot in self._slots for role in slot.spec.roles}
-        order = [role for role in topology.ROLES if role in by_role]
+        services = self._by_role()
         return StackState(
             stack_id=config.stack_id,
             supervisor_pid=os.getpid(),
@@ -86,19 +92,28 @@ class Supervisor:
             nats_start_time=nats.child.start_time if nats else 0.0,
             trace_dir=config.trace_dir,
             started_unix_s=self._started_unix_s,
-            services={role: by_role[role] for role in order},
+            services=services,
         )
+
+    def _by_role(self) -> dict[str, ServiceState]:
+        """The first process of each role by the role's name, further ones by their own."""
+        found: dict[str, ServiceState] = {}
+        for slot in self._slots:
+            names = [role for role in slot.spec.roles if role not in found] or [slot.spec.name]
+            found |= dict.fromkeys(names, slot.snapshot())
+        order = [*topology.ROLES, *found]
+        return {name: found[name] for name in dict.fromkeys(order) if name in found}
 
     def changed(self) -> None:
         """Write the state file (a `Watcher` method)."""
         self._run_dir.write_state(self.state)
 
-    async def lost(self, slot: Slot, instance: str, reason: str) -> None:
+    async def lost(self, slot: Slot, instance: str, reason: str, *, is_crash: bool) -> None:
         """Tell everybody at once that an instance is gone (a `Watcher` method)."""
         if self._is_ready:
             self._report(f"{slot.spec.name} ended ({reason})")
         if self._states is not None:
-            await self._states.tell_lost(slot, instance, reason)
+            await self._states.tell_lost(slot, instance, reason, is_crash=is_crash)
 
     # -- life
 
@@ -158,7 +173,9 @@ class Supervisor:
         )
         config_file = self._run_dir.root / "config.toml"
         write_private(config_file, child_config.to_toml(config))
-        specs = topology.plan(layout, cores, config.num_threads)
+        specs = topology.plan(
+            layout, cores, config.num_threads, num_decodes=config.decode_processes
+        )
         environment = self._environment_of(config_file)
         self._slots += [Slot(spec, self._run_dir, environment, self) for spec in specs]
         self.changed()
@@ -198,6 +215,8 @@ class Supervisor:
         self._states = StateWatch(client, self._slots)
         await self._states.start()
         self._spawn(self._states.poll_forever(), "poll-states")
+        watch = HangWatch(client, self._slots, timeout_s=config.hang_timeout_s)
+        self._spawn(watch.run(), "watch-hangs")
 
     def _environment_of(self, config_file: Path) -> Callable[[ProcessSpec, str], dict[str, str]]:
         config, nats = self._config, self._nats
@@ -208,8 +227,8 @@ class Supervisor:
                 config_file=config_file,
                 instance=instance,
                 nats_url=nats.url if nats else config.nats_url,
-                user=spec.name if nats else config.nats_user,
-                password=nats.passwords[spec.name] if nats else config.nats_password,
+                user=spec.user if nats else config.nats_user,
+                password=nats.passwords[spec.user] if nats else config.nats_password,
             )
 
         return environment
@@ -234,9 +253,11 @@ class Supervisor:
         self._run_dir.state_file.unlink(missing_ok=True)
 
     def _stop_steps(self) -> list[list[Slot]]:
-        named = {slot.spec.name: slot for slot in self._slots}
-        steps = [[named.pop(n) for n in group if n in named] for group in _STOP_GROUPS]
-        return [*steps, list(named.values())]
+        steps = [
+            [slot for slot in self._slots if slot.spec.user in group] for group in _STOP_GROUPS
+        ]
+        rest = [slot for slot in self._slots if not any(slot in step for step in steps)]
+        return [*steps, rest]
 
     async def _kill_when_forced(self) -> None:
         await self._force.wait()

@@ -24,6 +24,11 @@ class ProcessSpec:
     is_engine: bool = False
     num_threads: int = 1
 
+    @property
+    def user(self) -> str:
+        """By whose credentials it is on the bus: its service's, whatever its own name."""
+        return self.module.rpartition(".")[2]
+
 
 def choose_layout(asked: str, num_cores: int) -> Layout:
     """`auto` co-hosts prefill and decode on a small machine and separates them elsewhere."""
@@ -34,8 +39,12 @@ def choose_layout(asked: str, num_cores: int) -> Layout:
     return "separate" if num_cores >= MIN_CORES_TO_SEPARATE else "cohost"
 
 
-def plan(layout: Layout, num_cores: int, num_threads: int = 0) -> tuple[ProcessSpec, ...]:
+def plan(
+    layout: Layout, num_cores: int, num_threads: int = 0, *, num_decodes: int = 1
+) -> tuple[ProcessSpec, ...]:
     """The processes in starting order: engines first, since they take longest to load.
+
+    `num_decodes`: processes with the decode role; streams of one that dies go on in another.
 
     `num_threads` 0 gives every engine all cores: prefill and decode of one request alternate,
     and idle threads wait passively, so that neither takes the other's core while it waits. Where both
@@ -45,6 +54,8 @@ def plan(layout: Layout, num_cores: int, num_threads: int = 0) -> tuple[ProcessS
     engines: tuple[tuple[str, tuple[str, ...]], ...] = (("decode", ("prefill", "decode")),)
     if layout == "separate":
         engines = (("decode", ("decode",)), ("prefill", ("prefill",)))
+    decode_roles = engines[0][1]
+    engines += tuple((f"decode{at}", decode_roles) for at in range(2, num_decodes + 1))
     specs = [_engine(name, roles, threads) for name, roles in engines]
     specs += [
         ProcessSpec(name=name, module=f"finback.services.{name}", roles=(name,))
@@ -56,7 +67,7 @@ def plan(layout: Layout, num_cores: int, num_threads: int = 0) -> tuple[ProcessS
 def _engine(name: str, roles: tuple[str, ...], threads: int) -> ProcessSpec:
     return ProcessSpec(
         name=name,
-        module=f"finback.services.{name}",
+        module=f"finback.services.{name.rstrip('0123456789')}",
         roles=roles,
         arguments=("--roles", ",".join(roles)),
         is_engine=True,

@@ -26,13 +26,15 @@ class Recorder:
 
     def __init__(self) -> None:
         self.losses: list[tuple[str, str]] = []
+        self.crashes: list[bool] = []
         self.lost_one = asyncio.Event()
 
     def changed(self) -> None:
         return
 
-    async def lost(self, slot: Slot, instance: str, reason: str) -> None:
+    async def lost(self, slot: Slot, instance: str, reason: str, *, is_crash: bool) -> None:
         self.losses.append((instance, reason))
+        self.crashes.append(is_crash)
         self.lost_one.set()
 
 

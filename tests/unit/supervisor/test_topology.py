@@ -33,3 +33,12 @@ def test_torch_free_services_get_one_thread_and_engines_theirs() -> None:
         assert env["OMP_NUM_THREADS"] == ("6" if spec.is_engine else "1")
         assert env["OMP_WAIT_POLICY"] == "PASSIVE"
     assert topology.plan("separate", 6, 2)[0].num_threads == 2
+
+
+@pytest.mark.parametrize("layout", ["cohost", "separate"])
+def test_further_decode_processes_have_names_of_their_own(layout: topology.Layout) -> None:
+    specs = topology.plan(layout, 2, num_decodes=3)
+    decodes = [spec for spec in specs if "decode" in spec.roles]
+    assert [spec.name for spec in decodes] == ["decode", "decode2", "decode3"]
+    assert {spec.user for spec in decodes} == {"decode"}
+    assert len({spec.roles for spec in decodes}) == 1
