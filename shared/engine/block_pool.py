@@ -21,6 +21,8 @@ class BlockPool:
         if num_blocks < 1:
             raise ValueError(f"num_blocks must be positive, not {num_blocks}")
         self.num_blocks = num_blocks
+        self.num_used = 0
+        """Blocks 0 to this one have been handed out at some time; the others never."""
         self._ref = [0] * num_blocks
         # Key order is eviction order: blocks without content first, then by age.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
@@ -80,6 +82,7 @@ class BlockPool:
             block_id, _unused = self._free.popitem(last=False)
             self._drop_content(block_id)
             self._ref[block_id] = 1
+            self.num_used = max(self.num_used, block_id + 1)
             taken.append(block_id)
         return taken
 

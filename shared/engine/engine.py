@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from finback.shared.models.causal_lm import CausalLM
 
 _WARM_UP_ROWS: Final = 16
+# Of a pool on the host, so much lies ready beyond what was ever used.
+_TOUCHED_BYTES: Final = 64 * 2**20
 
 
 class Engine:
@@ -74,6 +76,7 @@ class Engine:
             self.states = StatePort(table, table.states, self.sizes.state)
         self._on_failure = on_failure
         self._owns_model = owns_model
+        self._num_touched = 0
         self._times = StepTimes()
         self._steps = StepLoop(
             self._scheduler,
@@ -313,6 +316,16 @@ class Engine:
         work = self._blocks.importing(key, block_index, data)
         if work is not None:
             await self._call(work)
+
+    def touch_ahead(self) -> Callable[[], bool] | None:
+        """Memory that blocks will soon be put into should be made ready: how, on any thread."""
+        pool = self._scheduler.table.pool
+        ahead = max(1, _TOUCHED_BYTES // self.sizes.geometry.block_bytes)
+        end = min(pool.num_blocks, pool.num_used + ahead)
+        first, self._num_touched = self._num_touched, max(end, self._num_touched)
+        if first >= end:
+            return None
+        return partial(self._runner.touch_blocks, first, end)
 
     async def _copy(self, work: Callable[[], None]) -> None:
         self._check_running()

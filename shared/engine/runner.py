@@ -229,6 +229,10 @@ class Runner:
         """Read the first tokens of a block from the host layout."""
         self._pool.unpack_block(block_id, num_tokens, data)
 
+    def touch_blocks(self, first: int, end: int) -> bool:
+        """Make their memory ready; from any thread, beside everything else."""
+        return self._pool.touch(first, end)
+
     def close(self) -> None:
         """Release the model's threads and memory; no call may follow."""
         self._model.close()

@@ -30,8 +30,12 @@ from finback.shared.engine.write_back import WriteBack
 from finback.shared.errors import ServingError
 from finback.shared.kv.cache_client import CacheClient
 from finback.shared.kv.kv_events import Holding, KvPublisher
+from finback.shared.lanes.base import Lane
+from finback.shared.lanes.file_lane import FileLane
 from finback.shared.lanes.inline import InlineLane
 from finback.shared.lanes.nats_lane import NatsLane
+from finback.shared.lanes.nats_socket import is_plain
+from finback.shared.lanes.peer_lanes import PeerLanes
 from finback.shared.lanes.select import LaneSet
 from finback.shared.lanes.session import ArenaSession
 from finback.shared.lanes.shm_lane import ShmLane
@@ -75,6 +79,7 @@ class WorkerHost(Service):
         self._warm_up: WarmUp | None = None
         self.engine: Engine
         self.nats_lane: NatsLane
+        self.peer_lanes: PeerLanes
         self.lanes: LaneSet
         self.cache: CacheClient
         self.prefixes: PrefixFetcher
@@ -106,13 +111,18 @@ class WorkerHost(Service):
     async def _open_lanes(self) -> None:
         """KV bytes get a connection of their own, so that they never stand in front of tokens."""
         settings = process.bus_settings(self.config, self.name)
-        data_bus = await connect(settings, self.metrics)
+        # Over plain TCP the lane makes its own connection, and needs a bus only to know the server.
+        is_shared = is_plain(settings)
+        data_bus = self.context.bus if is_shared else await connect(settings, self.metrics)
         role = self._role_names[0]
         subject = self.subjects.instance(role, self.instance, "lane")
         self.nats_lane = NatsLane(data_bus, subject)
-        self.spawn(self._keep_open, data_bus)
+        self.spawn(self._keep_open, None if is_shared else data_bus)
         await self.nats_lane.start()
-        self.lanes = LaneSet([InlineLane(), ShmLane(self.arena), self.nats_lane])
+        lanes: list[Lane] = [InlineLane(), ShmLane(self.arena), self.nats_lane]
+        files = await self._open_files()
+        self.lanes = LaneSet([*lanes, files] if files is not None else lanes)
+        self.peer_lanes = PeerLanes(self.arena, self.nats_lane, files, self.metrics)
         self.spawn(self.arena.run)
 
     async def _open_cache(self) -> None:
@@ -148,14 +158,25 @@ class WorkerHost(Service):
     def _holdings(self) -> list[Holding]:
         return [(self.engine.cache_spec.salt, _TIER, self.engine.prefixes.hashes())]
 
-    async def _keep_open(self, bus: Bus) -> None:
+    async def _open_files(self) -> FileLane | None:
+        """Lane `file`, if there is a folder for it."""
+        if not self.config.lane_dir:
+            return None
+        folder = Path(self.config.lane_dir) / self.config.stack_id
+        files = FileLane(folder, self.instance, self.epoch)
+        await files.start()
+        self.spawn(files.run)
+        return files
+
+    async def _keep_open(self, bus: Bus | None) -> None:
         """Close lane and connection however the process ends."""
         try:
             await anyio.sleep_forever()
         finally:
             with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
                 await self.nats_lane.close()
-                await bus.close()
+                if bus is not None:
+                    await bus.close()
 
     async def drain(self) -> None:
         """Let every role finish what it has; prefill first, because it feeds decode."""

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from finback.shared.errors import ConfigError
+from finback.shared.models.touch import touch
 
 KvDtype = Literal["f32", "bf16", "f16"]
 DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -93,6 +94,13 @@ class KVPool:
         """Copy a block inside the pool."""
         self.k[:, target].copy_(self.k[:, source])
         self.v[:, target].copy_(self.v[:, source])
+
+    def touch(self, first: int, end: int) -> bool:
+        """Make the memory of these blocks ready, on the host; see `touch`. False: nothing was done."""
+        if self.k.device.type != "cpu" or self.layout != "head_major" or first >= end:
+            return False
+        parts = (self.k.transpose(0, 1)[first:end], self.v.transpose(0, 1)[first:end])
+        return all(touch(part.view(_BITS[part.element_size()]).numpy()) for part in parts)
 
     def _block_views(self, block_id: int, num_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
         """[layer, token, head, dim] views of one block."""

@@ -84,3 +84,20 @@ def test_layers_of_a_block_lie_side_by_side() -> None:
     pool = _pool("head_major")
     for part in (pool.k, pool.v):
         assert part.stride(1) == pool.num_layers * part.stride(0)
+
+
+def test_touching_changes_nothing() -> None:
+    pool = KVPool(
+        num_blocks=6,
+        block_size=64,
+        num_layers=3,
+        num_kv_heads=2,
+        head_dim=32,
+        kv_dtype="f16",
+        layout="head_major",
+    )
+    pool.k[:, 2].fill_(1.5)
+    before = pool.k.clone(), pool.v.clone()
+    pool.touch(1, 6)
+    assert torch.equal(pool.k, before[0]) and torch.equal(pool.v, before[1])
+    assert not pool.touch(3, 3)
