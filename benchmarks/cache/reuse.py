@@ -1,0 +1,178 @@
+"""Time to first token of a prompt whose first 2,048 tokens were seen before, by where their KV lies.
+
+    python benchmarks/cache/reuse.py [--rounds 5] [--up="--separate"]
+
+A stack with the embedded model, alone with one client. Each round has a prefix of its own (random
+ids) and asks four times, each time with other last tokens: cold; again (device pool); after a kill -9
+of the decode worker, which empties its pool (host tier); after `finback down` and `up` (file tier).
+Ratios are of medians, to the cold one. Appends a JSON line to `benchmarks/results/cache_reuse.jsonl`.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import httpx
+
+FINBACK: Final = str(Path(sys.executable).with_name("finback"))
+PREFIX_TOKENS: Final = 2048
+LAST_TOKENS: Final = 4
+TIMEOUT_S: Final = 180
+# Blocks are stored behind the steps, and spilt to files behind that.
+SETTLE_S: Final = 3.0
+
+
+def finback(*arguments: str, check: bool = True) -> str:
+    """One command; what it printed."""
+    done = subprocess.run(
+        [FINBACK, *arguments], check=check, capture_output=True, text=True, timeout=TIMEOUT_S
+    )
+    return done.stdout
+
+
+def ids(seed: str, count: int) -> list[int]:
+    """Random ids of plain text tokens."""
+    draw = random.Random(seed)
+    return [draw.randrange(1000, 40_000) for _ in range(count)]
+
+
+def ask(http: str, prompt: list[int]) -> tuple[float, int]:
+    """(milliseconds to the first token, cached prompt tokens)."""
+    body = {
+        "model": "gpt-4o",
+        "prompt": prompt,
+        "max_tokens": 2,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+    first_ms, cached = 0.0, 0
+    started = time.perf_counter()
+    with httpx.stream("POST", f"{http}/completions", json=body, timeout=TIMEOUT_S) as reply:
+        if reply.status_code != 200:
+            raise SystemExit(reply.read().decode())
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line[6:])
+            if chunk.get("choices") and not first_ms:
+                first_ms = 1e3 * (time.perf_counter() - started)
+            if chunk.get("usage"):
+                cached = chunk["usage"]["prompt_tokens_details"]["cached_tokens"]
+    return first_ms, cached
+
+
+class OneStack:
+    """A stack on a run directory that outlives it."""
+
+    def __init__(self, run_dir: str, arguments: list[str]) -> None:
+        self._run_dir = ("--run-dir", run_dir)
+        self._arguments = arguments
+
+    def up(self) -> str:
+        """Start it; its address."""
+        finback("up", "--detach", *self._run_dir, *self._arguments)
+        ask(self.http, ids("warm", 700))
+        return self.http
+
+    @property
+    def http(self) -> str:
+        """Base of the API."""
+        address = str(self._status()["http"])
+        return address if address.endswith("/v1") else f"{address}/v1"
+
+    def down(self) -> None:
+        """Stop it."""
+        finback("down", *self._run_dir)
+
+    def kill_workers(self) -> None:
+        """kill -9 every engine, and wait for its successor."""
+        before = self._status()["services"]
+        names = [name for name in ("prefill", "decode") if name in before]
+        for pid in {int(before[name]["pid"]) for name in names}:
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            now = self._status()["services"]
+            if all(
+                now[name]["state"] == "serving"
+                and now[name]["instance"] != before[name]["instance"]
+                for name in names
+            ):
+                ask(self.http, ids("warm", 700))
+                return
+            time.sleep(0.3)
+        raise SystemExit("the workers did not come back")
+
+    def _status(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(finback("status", "--json", *self._run_dir, check=False))
+        return told
+
+
+def run(stack: OneStack, num_rounds: int) -> dict[str, list[tuple[float, int]]]:
+    """All rounds; (milliseconds, cached tokens) by tier."""
+    prefixes = [ids(f"prefix {index}", PREFIX_TOKENS) for index in range(num_rounds)]
+
+    def ask_all(tier: str) -> list[tuple[float, int]]:
+        http = stack.http
+        return [
+            ask(http, prefix + ids(f"{tier} {at}", LAST_TOKENS))
+            for at, prefix in enumerate(prefixes)
+        ]
+
+    found = {"cold": ask_all("cold"), "device": ask_all("device")}
+    time.sleep(SETTLE_S)
+    stack.kill_workers()
+    found["host"] = ask_all("host")
+    time.sleep(SETTLE_S)
+    stack.down()
+    stack.up()
+    found["file"] = ask_all("file")
+    return found
+
+
+def main() -> None:
+    """Run, print and append."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--up", default="", help="arguments of `finback up`, in one string")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        stack = OneStack(folder, options.up.split())
+        stack.up()
+        try:
+            found = run(stack, options.rounds)
+        finally:
+            stack.down()
+    cold_ms = median(ms for ms, _ in found["cold"])
+    record: dict[str, Any] = {
+        "unix_s": int(time.time()),
+        "command": " ".join(["benchmarks/cache/reuse.py", *sys.argv[1:]]),
+        "prefix_tokens": PREFIX_TOKENS,
+        "rounds": options.rounds,
+    }
+    for tier, rows in found.items():
+        record[tier] = {
+            "median_ms": round(median(ms for ms, _ in rows), 1),
+            "worst_ms": round(max(ms for ms, _ in rows), 1),
+            "least_cached_tokens": min(cached for _, cached in rows),
+            "ratio_to_cold": round(median(ms for ms, _ in rows) / cold_ms, 3),
+        }
+    print(json.dumps(record, indent=2))
+    results = Path(__file__).parents[1] / "results" / "cache_reuse.jsonl"
+    with results.open("a") as file:
+        file.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()
