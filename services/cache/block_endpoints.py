@@ -1,19 +1,29 @@
 """What workers and routers ask of the store: store, lookup, read, prefetch, bad-block."""
 
 import time
+from collections.abc import Sequence
 from typing import Final
 
+import anyio
+
+from finback.services.cache.arena import check_range
+from finback.services.cache.file_tier import FileTier
+from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
 from finback.services.cache.offers import Offers
+from finback.services.cache.promotion import Promotion
 from finback.services.cache.retention import block_kind
 from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import Found, KvStore, hashes_of
 from finback.services.cache.tallies import Tallies
+from finback.services.cache.write_back import WriteBack
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import InvalidRequest
+from finback.shared.lanes.arena_format import BlockKind
 from finback.shared.lanes.shm import ArenaReader
+from finback.shared.telemetry.tracing import annotate
 from finback.shared.wire.messages.cache_store import (
     BadBlock,
     LookupReply,
@@ -26,6 +36,7 @@ from finback.shared.wire.messages.cache_store import (
 )
 
 LANES: Final = ("shm", "nats")
+MAX_WAIT_MS: Final = 60_000
 _READERS: Final = 32  # reads that may wait at once
 
 
@@ -37,17 +48,20 @@ def now() -> Now:
 class BlockEndpoints:
     """The store's endpoints for the data path of one cache service."""
 
-    def __init__(self, service: Service, store: KvStore) -> None:
+    def __init__(self, service: Service, store: KvStore, tier: FileTier) -> None:
         self._service = service
         self._store = store
+        self._tier = tier
         self._metrics = service.metrics
         self.tallies = Tallies(service.metrics)
         self.reader = ArenaReader(store.arena.folder)
+        self._promotion = Promotion(service, store, tier)
+        self._write_back = WriteBack(service, store, tier, self.reader)
         self._offers = Offers(service, store.arena, self.found_corrupt)
 
     async def start(self) -> None:
         """Answer from now on."""
-        await self._offers.start()
+        self._service.spawn(self._write_back.run)
         for verb, request_type, handler, workers in (
             # One worker where nothing is awaited: order is kept.
             ("store", StoreRequest, self._on_store, 1),
@@ -62,6 +76,7 @@ class BlockEndpoints:
 
     async def stop(self) -> None:
         """Offer nothing more."""
+        self._promotion.close()
         await self._offers.stop()
         self.reader.close()
 
@@ -72,7 +87,11 @@ class BlockEndpoints:
     @property
     def num_waiting_writes(self) -> int:
         """Blocks that wait to be written to files."""
-        return 0
+        return self._write_back.num_waiting
+
+    def committed(self, keys: list[SlotKey]) -> None:
+        """These blocks are kept from now on."""
+        self._write_back.offer(keys)
 
     async def tick(self) -> None:
         """Once a second."""
@@ -101,22 +120,59 @@ class BlockEndpoints:
         request = call.message
         hashes = hashes_of(request.salt, request.hashes)
         kind = block_kind(request.kind)
-        num_host = self._store.leading_run(request.salt, hashes, kind, now())
-        return LookupReply(num_found=num_host, num_host=num_host)
+        at = now()
+        num_found = num_host = self._store.leading_run(request.salt, hashes, kind, at)
+        if kind is BlockKind.BLOCK:
+            num_found += self._run_in_any_tier(request.salt, hashes[num_host:], at)
+            if request.prefetch:
+                self._prefetch(request.salt, hashes)
+        return LookupReply(num_found=num_found, num_host=num_host)
+
+    def _run_in_any_tier(self, salt: str, hashes: Sequence[bytes], at: Now) -> int:
+        for count, digest in enumerate(hashes):
+            if not self._tier.holds(salt, digest) and not self._store.is_held(salt, digest, at):
+                return count
+        return len(hashes)
 
     async def _on_read(self, call: Call[ReadRequest]) -> ReadReply:
         request = call.message
         if request.lane not in LANES:
             raise InvalidRequest(f"lane must be one of {', '.join(LANES)}", param="lane")
+        check_range("wait_ms", request.wait_ms, 0, MAX_WAIT_MS)
         found = self._store.pin_run(request, now())
+        num_host = len(found.keys)
+        if found.miss and request.kind == "block":
+            found = await self._wait_for_files(request, found)
         tickets, miss = await self._offers.tickets(found.keys, request.lane, request.lease_id)
         if miss:
             found = Found(found.keys[: len(tickets)], miss)
-        self._account(found)
-        return ReadReply(tickets=tickets, miss=found.miss)
+        num_from_files = max(0, len(found.keys) - num_host)
+        self._account(found, num_from_files)
+        return ReadReply(tickets=tickets, miss=found.miss, num_from_files=num_from_files)
+
+    async def _wait_for_files(self, request: ReadRequest, found: Found) -> Found:
+        """What can be read once blocks have come from the files, or the time is over."""
+        hashes = split_hashes(request.hashes)
+        with anyio.move_on_after(request.wait_ms / 1000):
+            while found.miss:
+                load = self._promotion.want(request.salt, hashes[len(found.keys) :], now())
+                if load is None:
+                    return found
+                await load.done.wait()
+                found = self._store.pin_run(request, now(), is_again=True)
+                if load.reason and found.miss:
+                    return Found(found.keys, load.reason)
+            return found
+        return Found(found.keys, "slow")
 
     async def _on_prefetch(self, call: Call[PrefetchCommand]) -> None:
-        hashes_of(call.message.salt, call.message.hashes)
+        hashes = hashes_of(call.message.salt, call.message.hashes)
+        self._prefetch(call.message.salt, hashes)
+
+    def _prefetch(self, salt: str, hashes: Sequence[bytes]) -> None:
+        at = now()
+        self._store.touch(salt, hashes, at)
+        self._promotion.want(salt, hashes, at)
 
     def found_corrupt(self, key: SlotKey, generation: int, reason: str) -> None:
         """A copy of this slot did not fit its checksum."""
@@ -133,7 +189,16 @@ class BlockEndpoints:
         bad = call.message
         self._drop_corrupt(bad.salt, bad.hash, bad.ticket.generation, bad.reason)
 
-    def _account(self, found: Found) -> None:
-        self.tallies.add("hit", "host", len(found.keys))
+    def _account(self, found: Found, num_from_files: int) -> None:
+        num_host = len(found.keys) - num_from_files
+        self.tallies.add("hit", "host", num_host)
+        self.tallies.add("hit", "file", num_from_files)
         if found.miss:
             self.tallies.add("miss", found.miss)
+        annotate(
+            **{
+                "finback.cache.hits_host": num_host,
+                "finback.cache.hits_file": num_from_files,
+                "finback.cache.miss": found.miss,
+            }
+        )

@@ -5,7 +5,7 @@ the files, so that a look-up touches no disk.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import anyio
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from finback.services.cache.segments.store import SegmentStore
 
 T = TypeVar("T")
+Pins = Mapping[str, tuple[str, tuple[bytes, ...]]]  # name -> (salt, hashes)
 OnRemoved = Callable[[str, list[bytes]], None]
 MakeStore = Callable[[StackConfig, Metrics, Any, OnRemoved], "SegmentStore"]
 
@@ -43,12 +44,17 @@ class FileTier:
         service: Service,
         *,
         on_change: Callable[[str, Sequence[bytes], bool], None],
+        take_pins: Callable[[Pins], Pins] = lambda _: {},
         make: "MakeStore | None" = None,
     ) -> None:
-        """`on_change(salt, hashes, is_there)` is told on the event loop."""
+        """`on_change(salt, hashes, is_there)` is told on the event loop.
+
+        `take_pins` is told what is pinned in the files, and returns what else is to be.
+        """
         self._service = service
         self._config = service.config
         self._on_change = on_change
+        self._take_pins = take_pins
         self._make = make or _segment_store
         self._store: SegmentStore | None = None
         self._limiter = CapacityLimiter(THREADS)
@@ -149,6 +155,7 @@ class FileTier:
         else:
             self._worked()
             await self._learn_names()
+            await self._share_pins()
             self._service.log.info(
                 "file tier", folder=self._config.cache_dir, num_blocks=self._num_names
             )
@@ -168,6 +175,12 @@ class FileTier:
 
         for salt, hashes in (await self.call(ask, timeout_s=_OPEN_S) or {}).items():
             self.stored(salt, hashes)
+
+    async def _share_pins(self) -> None:
+        """What either tier has pinned, both have: memory may have been lost, or files been off."""
+        in_files = await self.call(lambda store: store.pins()) or {}
+        for name, (salt, hashes) in self._take_pins(in_files).items():
+            await self.call(_Pin(name, salt, hashes))
 
     async def _upkeep(self) -> None:
         while self.health.state != "off":
@@ -196,6 +209,16 @@ class FileTier:
                 folder=self._config.cache_dir,
                 error=why,
             )
+
+
+class _Pin:
+    """One call of `pin`, with its arguments."""
+
+    def __init__(self, name: str, salt: str, hashes: Sequence[bytes]) -> None:
+        self._arguments = name, salt, hashes
+
+    def __call__(self, store: "SegmentStore") -> None:
+        store.pin(*self._arguments)
 
 
 def _segment_store(

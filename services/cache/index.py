@@ -53,6 +53,10 @@ class BlockIndex:
         """Slots of one tenant; a copy."""
         return set(self._tenants.get(digest, ()))
 
+    def salts(self, kind: int) -> list[str]:
+        """Salts of which there is anything of that kind."""
+        return [salt for salt, of in self._pools if of == kind]
+
     def salt(self, salt: str) -> list[SlotKey]:
         """Slots of one salt, of all kinds."""
         found: list[SlotKey] = []

@@ -14,8 +14,6 @@ from finback.shared.lanes.arena_format import BlockKind, BlockLabel, SlotHeader,
 
 # Names of blocks that were given up lately, and why: the cause of a miss.
 _MAX_GONE: Final = 16_384
-# Changes that nobody has fetched; more than that, and all is told anew.
-_MAX_CHANGES: Final = 65_536
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,8 @@ class KeptBlocks:
         self.tenant_bytes: Counter[bytes] = Counter()
         self.evicted: Counter[str] = Counter()  # by reason, not yet fetched
         self._gone: OrderedDict[BlockName, str] = OrderedDict()
-        # (label, whether it is there now) of blocks, in order; None after too many.
-        self.changes: list[tuple[BlockLabel, bool]] | None = []
+        # Told of each block that comes or goes: its label, and whether it is there now.
+        self.on_change: Callable[[BlockLabel, bool], None] | None = None
 
     # --- BookListener
 
@@ -73,9 +71,7 @@ class KeptBlocks:
         del self._used_s[key]
         self._count(key, label, -1)
         self.evicted[reason] += 1
-        self._gone[name_of(label)] = reason
-        if len(self._gone) > _MAX_GONE:
-            self._gone.popitem(last=False)
+        self.note_gone(name_of(label), reason)
         self._changed(label, False)
 
     # --- more that changes
@@ -100,10 +96,11 @@ class KeptBlocks:
         self._count(key, before, -1)
         self._count(key, after, 1)
 
-    def take_changes(self) -> list[tuple[BlockLabel, bool]] | None:
-        """Blocks that came and went since the last call; None: too many, all must be told anew."""
-        changes, self.changes = self.changes, []
-        return changes
+    def note_gone(self, name: BlockName, reason: str) -> None:
+        """Remember why a block is not there."""
+        self._gone[name] = reason
+        if len(self._gone) > _MAX_GONE:
+            self._gone.popitem(last=False)
 
     # --- asked
 
@@ -162,11 +159,8 @@ class KeptBlocks:
             del self.tenant_bytes[label.tenant]
 
     def _changed(self, label: BlockLabel, is_there: bool) -> None:
-        if label.kind is not BlockKind.BLOCK or self.changes is None:
-            return
-        self.changes.append((label, is_there))
-        if len(self.changes) > _MAX_CHANGES:
-            self.changes = None
+        if self.on_change is not None and label.kind is BlockKind.BLOCK:
+            self.on_change(label, is_there)
 
 
 def _label(header: SlotHeader) -> BlockLabel:

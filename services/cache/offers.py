@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from finback.services.cache.arena import Arena
 from finback.services.cache.slots import SlotKey
 from finback.shared.actor.service import Service
-from finback.shared.errors import Overloaded
+from finback.shared.errors import Overloaded, ServingError
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.nats_lane import NatsLane
 from finback.shared.lanes.shm import ArenaReader
@@ -28,10 +28,6 @@ class Offers:
         self._reader = ArenaReader(arena.folder)
         self._offered: defaultdict[str, list[Ticket]] = defaultdict(list)
 
-    async def start(self) -> None:
-        """Serve bytes from now on."""
-        await self._lane.start()
-
     async def stop(self) -> None:
         """Withdraw everything."""
         await self._lane.close()
@@ -44,6 +40,10 @@ class Offers:
         tickets = tuple(self._arena.ticket(key) for key in keys)
         if lane != self._lane.kind:
             return tickets, ""
+        try:
+            await self._lane.start()  # on its first use, as it has a connection of its own
+        except ServingError:
+            return (), "busy"
         offered = self._offered[lease_id]
         start = len(offered)
         for key, ticket in zip(keys, tickets, strict=True):

@@ -1,7 +1,6 @@
 """The cache service's endpoints and its clock; the arena itself is in `arena.py`."""
 
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Final
 
@@ -12,8 +11,10 @@ from finback.services.cache.admin_endpoints import AdminEndpoints
 from finback.services.cache.arena import Arena
 from finback.services.cache.arena_files import ArenaFiles
 from finback.services.cache.block_endpoints import BlockEndpoints
+from finback.services.cache.elsewhere import Elsewhere
 from finback.services.cache.file_admin import FileAdmin
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.holdings import Holdings
 from finback.services.cache.kept import Now
 from finback.services.cache.store import KvStore
 from finback.services.cache.store_policy import store_policy
@@ -21,6 +22,7 @@ from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import Unavailable
+from finback.shared.kv.kv_subscriber import KvSubscriber
 from finback.shared.wire.messages.cache import (
     ArenaReply,
     ArenaRequest,
@@ -68,10 +70,18 @@ class CacheService(Service):
         ):
             # One worker: nothing here awaits, and order is kept.
             await self.add_endpoint(verb, request_type, handler, scope="both", workers=1)
-        self._blocks = BlockEndpoints(self, self.store)
+        self._holdings = Holdings(self, self.store)
+        self._tier = FileTier(
+            self, on_change=self._holdings.files_changed, take_pins=self.store.merge_pins
+        )
+        self._holdings.tier = self._tier
+        self._blocks = BlockEndpoints(self, self.store, self._tier)
         await self._blocks.start()
-        self._tier = FileTier(self, on_change=self._files_changed)
+        await self._holdings.start()
         await self._tier.start()
+        if self.config.cache_store_once:
+            elsewhere = self.store.elsewhere = Elsewhere(self.instance)
+            await KvSubscriber(self, elsewhere.open_view).start()
         files = FileAdmin(self._tier)
         await AdminEndpoints(self, self.store, self._blocks, files).start()
         lost = self.subjects.event("supervisor", "instance-lost")
@@ -130,7 +140,7 @@ class CacheService(Service):
         return reply
 
     async def _on_commit(self, call: Call[CommitRequest]) -> LeaseReply:
-        self.store.commit(call.message, Now(monotonic_s(), unix_s()))
+        self._blocks.committed(self.store.commit(call.message, Now(monotonic_s(), unix_s())))
         num_slots = len(call.message.slot_ids)
         self.metrics.count("finback.cache.slots", num_slots, outcome="committed")
         return LeaseReply(held=(call.message.lease_id,))
@@ -148,9 +158,6 @@ class CacheService(Service):
         num_freed = self._arena.writer_lost(lost.instance, lost.epoch)
         if num_freed:
             self.log.info("writer died", writer=lost.instance, num_freed=num_freed)
-
-    def _files_changed(self, salt: str, hashes: Sequence[bytes], is_there: bool) -> None:
-        pass
 
     async def _tick(self) -> None:
         num_ticks = 0

@@ -4,7 +4,7 @@ Synchronous and quick: microseconds a block, no file is touched but the mapped a
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
@@ -17,9 +17,10 @@ from finback.services.cache.arena import (
     check_range,
     lease_id_of,
 )
+from finback.services.cache.elsewhere import Elsewhere
 from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
-from finback.services.cache.pin_book import PinBook
+from finback.services.cache.pin_book import Pin, PinBook
 from finback.services.cache.retention import (
     block_kind,
     clamped,
@@ -75,6 +76,7 @@ class KvStore:
         self._seen = SeenBefore()
         self.pins = PinBook(arena.folder)
         self.top = TopPrefixes()
+        self.elsewhere: Elsewhere | None = None
         self._adopt_pins()
         self.refused: Counter[str] = Counter()  # blocks not stored, by cause, not yet fetched
 
@@ -127,13 +129,38 @@ class KvStore:
     def commit(self, request: CommitRequest, now: Now) -> list[SlotKey]:
         """Make written slots readable; returns those that are kept from now on."""
         keys = self.arena.commit(request, now.mono_s, now.wall_s)
-        opened_s = self._book.opened_s(request.lease_id, now.mono_s)
+        self._keep(keys, self._book.opened_s(request.lease_id, now.mono_s))
+        return keys
+
+    def reserve_known(
+        self,
+        lease_id: str,
+        labels: list[BlockLabel],
+        payload_bytes: int,
+        *,
+        owner: str,
+        owner_epoch: int,
+        now: Now,
+    ) -> dict[bytes, SlotKey]:
+        """Slots, by hash, for blocks that this process itself will write."""
+        lease = self._book.lease(lease_id, owner, owner_epoch, LEASE_MS[1], now.mono_s)
+        slot_bytes = size_class(payload_bytes)
+        wanted = self._with_room(self._fresh(labels, lease, now), slot_bytes, now)
+        self._book.reserve_labelled(lease, wanted, slot_bytes)
+        return self._book.open_slots(lease, labels)
+
+    def commit_known(
+        self, lease_id: str, written: Sequence[tuple[SlotKey, int, bytes]], now: Now
+    ) -> None:
+        """(slot, length, checksum) of what this process has written."""
+        self._keep(self._book.commit(lease_id, written, now.mono_s, used_s=now.wall_s), now.mono_s)
+
+    def _keep(self, keys: Sequence[SlotKey], used_s: float) -> None:
         for key in keys:
-            self._kept.used(key, opened_s)
+            self._kept.used(key, used_s)
             label = self._book.header(key).label
             if label is not None and (label.salt, label.hash) in self.pins:
                 self.set_pinned(key, True)
-        return keys
 
     def _fresh(self, labels: Sequence[BlockLabel], lease: Lease, now: Now) -> list[BlockLabel]:
         """Those whose name has no slot; those that are kept are worth more from now on."""
@@ -168,11 +195,21 @@ class KvStore:
         if cause:
             self.refused[cause] += len(labels)
             return []
+        if kind is BlockKind.BLOCK:
+            labels = [label for label in labels if not self._is_elsewhere(label)]
         if kind is BlockKind.BLOCK and self.policy.is_kept_on_second_sight:
             known = [label for label in labels if self._seen.add(label.hash)]
             self.refused["first_sight"] += len(labels) - len(known)
             return known
         return labels
+
+    def _is_elsewhere(self, label: BlockLabel) -> bool:
+        """Whether another cache has it, and that is enough."""
+        if self.elsewhere is None or (label.salt, label.hash) in self.pins:
+            return False
+        is_there = self.elsewhere.holds(label.salt, label.hash)
+        self.refused["elsewhere"] += is_there
+        return is_there
 
     def _with_room(self, labels: list[BlockLabel], slot_bytes: int, now: Now) -> list[BlockLabel]:
         """Those for which there is room, within the budgets, after older ones were given up."""
@@ -230,8 +267,27 @@ class KvStore:
                 return count
         return len(hashes)
 
-    def pin_run(self, request: ReadRequest, now: Now) -> Found:
-        """The leading run of what lies in memory, held by the request's lease from now on."""
+    def is_held(self, salt: str, digest: bytes, now: Now) -> bool:
+        """Whether the block lies in memory and may be read."""
+        return bool(self.leading_run(salt, (digest,), BlockKind.BLOCK, now))
+
+    def touch(self, salt: str, hashes: Sequence[bytes], now: Now) -> None:
+        """These blocks are about to be used: what lies in memory is not to go first."""
+        pool = self._book.index.pool(salt, BlockKind.BLOCK)
+        for digest in hashes:
+            key = pool.get(digest)
+            if key is None:
+                return
+            header = self._book.header(key)
+            if header.state is SlotState.KEPT and not self._book.is_held(key):
+                self._kept.used(key, now.mono_s)
+                self._kept.idle(key, header)
+
+    def pin_run(self, request: ReadRequest, now: Now, *, is_again: bool = False) -> Found:
+        """The leading run of what lies in memory, held by the request's lease from now on.
+
+        `is_again`: the same read was tried before.
+        """
         kind = block_kind(request.kind)
         hashes = _hashes(request.salt, request.hashes, MAX_READ)
         check_range("lease_ms", request.lease_ms, *LEASE_MS)
@@ -245,7 +301,7 @@ class KvStore:
         )
         pool = self._book.index.pool(request.salt, kind)
         keys = [pool[digest] for digest in hashes[:num_found]]
-        if kind is BlockKind.BLOCK:
+        if kind is BlockKind.BLOCK and not is_again:
             self._count_prefix(request.salt, hashes, keys)
         self._book.pin(lease, keys)
         for key in keys:
@@ -320,6 +376,14 @@ class KvStore:
     def unpin(self, name: str) -> None:
         """Let the prefix go its way; NotFound if there is none of that name."""
         self._apply_pins(*self.pins.unpin(name))
+
+    def merge_pins(self, others: Mapping[str, Pin]) -> dict[str, Pin]:
+        """Take over pins that only the files know; returns those that they do not know."""
+        for name, (salt, hashes) in others.items():
+            if name not in self.pins.pins:
+                self.pins.pin(name, salt, hashes)
+                self._apply_pins(salt, hashes)
+        return {name: pin for name, pin in self.pins.pins.items() if name not in others}
 
     def num_held(self, salt: str, hashes: Iterable[bytes]) -> int:
         """How many of these blocks are in memory."""

@@ -6,7 +6,7 @@ REST_S: Final = (5.0, 60.0)  # doubled from failure to failure, up to the second
 
 
 class TierHealth:
-    """`state` is `off`, `on` or why the tier rests. Times are monotonic."""
+    """`state` is `off`, `opening`, `on` or why the tier rests. Times are monotonic."""
 
     def __init__(self) -> None:
         self.state = "off"
@@ -16,7 +16,7 @@ class TierHealth:
     @property
     def is_failed(self) -> bool:
         """Whether the last thing that happened was a failure."""
-        return self.state not in ("off", "on")
+        return self.state not in ("off", "opening", "on")
 
     def may_try(self, now_s: float) -> bool:
         """Whether it may be asked now."""

@@ -1,0 +1,134 @@
+"""Blocks that are to be kept for days go into the files, in the background.
+
+Bounded: when too many wait, a block just stays in memory. What is given up before its turn is lost.
+"""
+
+from collections import deque
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+import anyio
+
+from finback.services.cache.file_tier import FileTier
+from finback.services.cache.slots import SlotKey
+from finback.services.cache.store import KvStore
+from finback.shared.actor.service import Service
+from finback.shared.clock import unix_s
+from finback.shared.lanes.arena_format import BlockKind, SlotHeader, SlotState
+from finback.shared.lanes.base import CorruptData
+from finback.shared.lanes.shm import ArenaReader
+from finback.shared.lanes.ticket import Ticket
+
+if TYPE_CHECKING:
+    from finback.services.cache.segments.record import BlockRecord
+    from finback.services.cache.segments.store import SegmentStore
+
+MAX_WAITING: Final = 4096  # blocks
+_BATCH: Final = 8
+_REST_S: Final = 1.0
+
+
+class WriteBack:
+    """The queue of blocks to be written, and its one writer."""
+
+    def __init__(
+        self, service: Service, store: KvStore, tier: FileTier, reader: ArenaReader
+    ) -> None:
+        self._service = service
+        self._store = store
+        self._tier = tier
+        self._reader = reader
+        self._waiting: deque[tuple[SlotKey, int]] = deque()
+        self._wake = anyio.Event()
+
+    @property
+    def num_waiting(self) -> int:
+        """Blocks whose turn has not come."""
+        return len(self._waiting)
+
+    def offer(self, keys: Iterable[SlotKey]) -> None:
+        """Blocks that were just committed; those worth it get in line."""
+        if self._tier.health.state == "off":
+            return
+        for key in keys:
+            header = self._store.arena.book.header(key)
+            if not self._is_wanted(header):
+                continue
+            if len(self._waiting) >= MAX_WAITING:
+                self._service.metrics.count("finback.cache.write_backs", outcome="dropped")
+                continue
+            self._waiting.append((key, header.generation))
+        self._wake.set()
+
+    def _is_wanted(self, header: SlotHeader) -> bool:
+        label = header.label
+        return (
+            label is not None
+            and label.kind is BlockKind.BLOCK
+            and (label.retention_s > 0 or header.is_pinned)
+            and not self._tier.holds(label.salt, label.hash)
+        )
+
+    async def run(self) -> None:
+        """Write until cancelled."""
+        while True:
+            if not self._waiting:
+                self._wake = anyio.Event()
+                await self._wake.wait()
+            if not self._tier.is_usable:
+                await anyio.sleep(_REST_S)
+                continue
+            await self._write_some()
+
+    async def _write_some(self) -> None:
+        num = min(_BATCH, len(self._waiting))
+        jobs = [job for job in (self._job(*self._waiting.popleft()) for _ in range(num)) if job]
+        if not jobs:
+            return
+        outcomes = await self._tier.call(lambda store: self._write(store, jobs))
+        for (ticket, record), outcome in zip(jobs, outcomes or (), strict=False):
+            self._service.metrics.count("finback.cache.write_backs", outcome=outcome)
+            if outcome == "written":
+                self._tier.stored(record.salt, [record.hash])
+            elif outcome == "corrupt":
+                self._store.drop_corrupt(record.salt, record.hash, ticket.generation)
+                self._service.log.warning("a block was damaged before it was written to files")
+        if outcomes is None:
+            self._service.metrics.count("finback.cache.write_backs", len(jobs), outcome="failed")
+
+    def _job(self, key: SlotKey, generation: int) -> "tuple[Ticket, BlockRecord] | None":
+        book = self._store.arena.book
+        if not book.has(key):
+            return None
+        header = book.header(key)
+        label = header.label
+        if header.state is not SlotState.KEPT or header.generation != generation or label is None:
+            self._service.metrics.count("finback.cache.write_backs", outcome="given_up")
+            return None
+        from finback.services.cache.segments.record import BlockRecord
+
+        record = BlockRecord(
+            salt=label.salt,
+            hash=label.hash,
+            length=header.length,
+            checksum=header.checksum,
+            expires_unix_s=header.expiry_s,
+            tenant=label.tenant.hex(),
+            traffic_class=label.traffic_class.name.lower(),
+            created_unix_s=unix_s(),
+            used_unix_s=header.used_s,
+            first_block=label.block_index,
+        )
+        return self._store.arena.ticket(key), record
+
+    def _write(self, store: "SegmentStore", jobs: "list[tuple[Ticket, BlockRecord]]") -> list[str]:
+        """In a worker thread: copy, compare, append."""
+        outcomes = []
+        for ticket, record in jobs:
+            try:
+                payload = self._reader.read_now(ticket)
+            except CorruptData as error:
+                outcomes.append("corrupt" if error.reason == "checksum" else "given_up")
+                continue
+            outcomes.append("written" if store.put(record, payload) else "refused")
+        return outcomes
