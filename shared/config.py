@@ -126,6 +126,17 @@ class StackConfig:
 
     # Kept KV blocks
     prefix_caching: bool = setting(True, "reuse KV where prompts begin alike")
+    state_replay: str = setting(
+        "exact",
+        "how a lost window state is computed again; bounded: approximately, from fewer tokens",
+        choices=("exact", "bounded"),
+    )
+    state_replay_tokens: int = setting(
+        128, "most tokens of a bounded replay", unit="tokens", low=1, high=2**20
+    )
+    state_snapshot_bytes: int = setting(
+        64 * 2**20, "window states that an engine keeps", unit="bytes", low=0, high=2**40
+    )
     cache_retention_agent_s: float = setting(
         259_200.0, "for which blocks of agents are kept", unit="s", low=0, high=10**9
     )

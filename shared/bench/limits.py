@@ -74,7 +74,7 @@ def model_cost(config: ModelConfig, *, held_bytes: int, kv_item_bytes: int) -> M
         layer_params=layers,
         head_params=head,
         weights_bytes=round(held_bytes * read_share),
-        kv_token_bytes=2 * config.num_layers * kv * kv_item_bytes,
+        kv_token_bytes=2 * config.num_kv_layers * kv * kv_item_bytes,
         attention_flops=4 * config.num_layers * q,
     )
 

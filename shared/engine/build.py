@@ -39,6 +39,10 @@ def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
         max_stall_ms=config.max_stall_ms if device == "cpu" else 0.0,
         num_threads=config.num_threads or num_cores(),
         prefix_caching=config.prefix_caching,
+        state_replay="bounded" if config.state_replay == "bounded" else "exact",
+        state_replay_tokens=config.state_replay_tokens,
+        state_snapshot_bytes=config.state_snapshot_bytes,
+        state_life_s=config.cache_retention_state_s,
         cache_key=cluster_key(config),
         weights_digest=source.digest,
     )
