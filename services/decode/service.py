@@ -132,7 +132,10 @@ class DecodeRole:
                 )
         except TimeoutError:
             raise Unavailable("pieces of the prompt did not arrive", reason="chunk") from None
-        lane = "shm" if await self._host.has_arena() else "nats"
+        await self._host.has_arena()
+        lane = await self._host.peer_lanes.agree(
+            message.prefill_instance, message.cache_instance, message.file_address
+        )
         timeout_s = spec.timeout_ms / 1000 or self._host.config.request_timeout_s
         request = await self._generations.admit(spec, prompt, timeout_s)
         request.prefill_instance = message.prefill_instance

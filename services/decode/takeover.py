@@ -73,8 +73,10 @@ class BlockReceiver:
                 data = await self._fetch(request, index, ticket)
             except CorruptData as error:
                 self._host.metrics.count("finback.decode.blocks_missed", reason=error.reason)
+                self._host.peer_lanes.missed(request.prefill_instance, ticket.kind, error.reason)
                 return index, False
             await self._host.engine.import_block(_first_key(request), index, data)
+        self._host.peer_lanes.took(request.prefill_instance, ticket.kind)
         self._host.metrics.count("finback.decode.blocks_taken", lane=ticket.kind)
         return index, True
 

@@ -77,7 +77,7 @@ class BlockGiver:
                 if given is not None:
                     return given
                 self._host.metrics.count("finback.prefill.arena_full")
-        return await self._by_nats(job, split, first, end)
+        return await self._by_peer_lane(job, split, first, end, lane)
 
     def _failed(self, why: str) -> None:
         self._quiet_until_s = monotonic_s() + self._quiet_s
@@ -159,23 +159,23 @@ class BlockGiver:
         except (ServingError, OSError, ValueError) as error:
             failures.append(error)
 
-    # -- lane nats
+    # -- lanes file and nats
 
-    async def _by_nats(self, job: Job, split: Split, first: int, end: int) -> Given:
+    async def _by_peer_lane(self, job: Job, split: Split, first: int, end: int, lane: str) -> Given:
         await self._nats_slots.acquire()
         tickets: list[Ticket] = []
 
         async def release() -> None:
             self._nats_slots.release()
             for ticket in tickets:
-                await self._host.nats_lane.release(ticket)
+                await self._host.lanes.release(ticket)
 
         try:
             for index in range(first, end):
                 data = bytearray(self._length(split, index))
                 with anyio.CancelScope(shield=True):
                     await self._host.engine.export_block(job.key, index, memoryview(data))
-                tickets.append(await self._host.nats_lane.put(data))
+                tickets.append(await self._host.peer_lanes.put(lane, data))
         except BaseException:
             with anyio.CancelScope(shield=True), contextlib.suppress(ServingError):
                 await release()

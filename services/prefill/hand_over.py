@@ -126,6 +126,7 @@ class HandOver:
         request, subjects = job.request, self._host.subjects
         first, *rest = split_token_ids(job.prompt)
         timeout_s = min(_RESERVE_TIMEOUT_S, job.remaining_s())
+        await self._host.has_arena()  # so that decode can tell whether it sees the same one
         # Pieces first: they are kept until the reservation asks for them.
         for index, piece in enumerate(rest, start=1):
             chunk = TokenChunk(
@@ -146,6 +147,8 @@ class HandOver:
                 prefill_instance=self._host.instance,
                 prefill_epoch=self._host.epoch,
                 num_chunks=1 + len(rest),
+                cache_instance=self._host.peer_lanes.cache_instance,
+                file_address=self._host.peer_lanes.file_address,
             ),
             ReserveReply,
             timeout_s=timeout_s,

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import os
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import anyio
@@ -165,8 +166,16 @@ class WorkerHost(Service):
         folder = Path(self.config.lane_dir) / self.config.stack_id
         files = FileLane(folder, self.instance, self.epoch)
         await files.start()
-        self.spawn(files.run)
+        self.spawn(self._keep_files, files)
         return files
+
+    async def _keep_files(self, files: FileLane) -> None:
+        """Remove this worker's files however the process ends, short of kill -9."""
+        try:
+            await files.run()
+        finally:
+            with anyio.CancelScope(shield=True), anyio.move_on_after(_CLOSE_S):
+                await files.close()
 
     async def _keep_open(self, bus: Bus | None) -> None:
         """Close lane and connection however the process ends."""

@@ -1,9 +1,18 @@
-"""Several lanes behind one `get`: the ticket says which one it is of."""
+"""Several lanes behind one `get`, and which of them to use towards a peer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Final
 
 from finback.shared.lanes.base import CorruptData, Lane
 from finback.shared.lanes.ticket import Ticket
+
+# The fastest first. `inline` is chosen by size, never by this order.
+ORDER: Final = ("shm", "file", "nats")
+QUIET_S: Final = 1.0
+MAX_QUIET_S: Final = 60.0
+MAX_REMEMBERED: Final = 1024
+# Reasons of a miss that speak against the lane; others speak against one block.
+LANE_FAULTS: Final = frozenset({"unreachable", "gone"})
 
 
 class LaneSet:
@@ -34,3 +43,35 @@ class LaneSet:
         """Close all lanes."""
         for lane in self._lanes.values():
             await lane.close()
+
+
+class LaneChoice:
+    """Which lane to use towards each peer: the fastest that its probe allows and that works.
+
+    A lane that failed at use is left alone for a second, then twice as long each time; the last lane
+    of `ORDER` is used whatever happened, for there is none after it. Pure: the caller brings the time.
+    """
+
+    def __init__(self) -> None:
+        self._quiet: dict[tuple[str, str], tuple[float, float]] = {}
+
+    def choose(self, peer: str, usable: Sequence[str], now_s: float) -> str:
+        """The lane to use; `usable` are those whose probe succeeded."""
+        for lane in ORDER[:-1]:
+            until_s, _ = self._quiet.get((peer, lane), (0.0, 0.0))
+            if lane in usable and now_s >= until_s:
+                return lane
+        return ORDER[-1]
+
+    def failed(self, peer: str, lane: str, now_s: float) -> None:
+        """The lane did not deliver. Failures of one quiet time count once."""
+        until_s, quiet_s = self._quiet.get((peer, lane), (0.0, 0.0))
+        if len(self._quiet) >= MAX_REMEMBERED and (peer, lane) not in self._quiet:
+            del self._quiet[next(iter(self._quiet))]
+        if now_s >= until_s:
+            quiet_s = min(MAX_QUIET_S, quiet_s * 2 or QUIET_S)
+            self._quiet[peer, lane] = (now_s + quiet_s, quiet_s)
+
+    def worked(self, peer: str, lane: str) -> None:
+        """The lane delivered."""
+        self._quiet.pop((peer, lane), None)

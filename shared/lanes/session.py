@@ -226,6 +226,7 @@ class ArenaSession:
         """Renew all leases every 3 s and repeat failed releases; runs until cancelled."""
         while True:
             await anyio.sleep(self._lease_ms / 1000 / RENEWALS)
+            await self._follow()
             with contextlib.suppress(ServingError):
                 await self._flush_releases()
             with contextlib.suppress(ServingError):
@@ -237,6 +238,12 @@ class ArenaSession:
             if part is not None:
                 part.close()
         self._folder = self._reader = self._writer = self._lock = self._arena = None
+
+    async def _follow(self) -> None:
+        """One that never asks must know of a restart, too: peers compare whose arena they see."""
+        names = set(self._cache_names())
+        if self._arena is not None and names and self._arena.instance not in names:
+            await self._find(self._arena)
 
     async def _renew(self) -> None:
         asked = tuple(self._held)

@@ -7,19 +7,25 @@ from finback.shared.wire.messages.generate import GenerationSpec, TokenRow
 
 @message("decode.ReserveRequest/1")
 class ReserveRequest:
-    """Asked by prefill on `decode.<instance>.reserve` before it computes anything."""
+    """Asked by prefill on `decode.<instance>.reserve` before it computes anything.
+
+    `cache_instance` is the cache whose arena prefill writes to (empty: none; None: it does not say),
+    `file_address` where decode finds prefill's files of lane `file`: what decode chooses a lane by.
+    """
 
     spec: GenerationSpec
     prefill_instance: str
     prefill_epoch: int
     num_chunks: int = 1
+    cache_instance: str | None = None
+    file_address: str = ""
 
 
 @message("decode.ReserveReply/1")
 class ReserveReply:
     """Blocks are reserved. Blocks below `num_cached_tokens` need not be handed over.
 
-    `lane` is the lane that decode could probe towards prefill: `shm` or `nats`.
+    `lane` is the lane that decode chose towards prefill: `shm`, `file` or `nats`.
     """
 
     epoch: int
