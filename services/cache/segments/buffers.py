@@ -47,8 +47,7 @@ class BufferPool:
             if self._kept_bytes + size <= _MOST_KEPT_BYTES:
                 self._kept_bytes += size
                 self._free[size].append(buffer)
-                return
-        buffer.close()
+        # Else it is unmapped with its last view.
 
 
 def is_aligned(view: memoryview, alignment: int) -> bool:

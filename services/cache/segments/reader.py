@@ -19,9 +19,10 @@ from finback.services.cache.segments.keys import KeyRing
 from finback.services.cache.segments.open_files import OpenFiles
 from finback.services.cache.segments.packing import Packer
 from finback.services.cache.segments.record import BlockRecord, Entry, Miss
-from finback.services.cache.segments.runs import runs
+from finback.services.cache.segments.runs import RUN_BYTES, runs
 
 _THREADS: Final = 2
+_LEAST_RUN_BYTES: Final = 1024 * 1024
 _MOST_AHEAD: Final = 4  # runs that are read before the first of them is checked
 
 Job = tuple[Entry, memoryview]
@@ -62,7 +63,11 @@ class RecordReader:
     def read_many(self, jobs: Sequence[Job]) -> list[Outcome]:
         """Outcomes in the jobs' order. The disk works on the next runs while one is checked."""
         outcomes: list[Outcome] = [Miss("absent")] * len(jobs)
-        groups = runs([(number, entry) for number, (entry, _) in enumerate(jobs)])
+        total = sum(entry.place.span for entry, _ in jobs)
+        groups = runs(
+            [(number, entry) for number, (entry, _) in enumerate(jobs)],
+            min(RUN_BYTES, max(_LEAST_RUN_BYTES, total // _MOST_AHEAD)),
+        )
         for group, found in self._overlapped(groups, jobs):
             for number, outcome in zip(group, found, strict=True):
                 outcomes[number] = outcome
@@ -117,36 +122,38 @@ class RecordReader:
     def _read_straight(self, run: Sequence[Job]) -> list[Outcome]:
         """Plain records that follow each other, into their callers' aligned buffers."""
         first = run[0][0].place
-        with self._pool.lend(sum(_scratch_bytes(*job) for job in run)) as scratch:
-            views, heads, tails, at = [], [], [], 0
-            for entry, out in run:
-                whole = _whole_pages(entry, out)
-                rest = entry.place.span - PAGE - whole
-                heads.append(scratch[at : at + PAGE])
-                tails.append(scratch[at + PAGE : at + PAGE + rest])
-                at += PAGE + rest
-                views += [view for view in (heads[-1], out[:whole], tails[-1]) if view.nbytes]
+        wholes = [_whole_pages(entry, out) for entry, out in run]
+        spans = [entry.place.span for entry, _ in run]
+        with self._pool.lend(sum(spans) - sum(wholes)) as scratch:
+            views, starts, begun, at = [], [], 0, 0
+            for (_, out), whole, span in zip(run, wholes, spans, strict=True):
+                starts.append(at)
+                if whole:
+                    # What is left of the record before lies right before this one's header page.
+                    views += [scratch[begun : at + PAGE], out[:whole]]
+                    begun = at + PAGE
+                at += span - whole
+            views += [scratch[begun:at]] if at > begun else []
             with self.files.use(self._path_of(first.segment_id)) as fd:
                 num_read = self._disk.read(fd, views, first.offset)
-            outcomes = []
-            for (entry, out), head, tail in zip(run, heads, tails, strict=True):
-                is_read = entry.place.end - first.offset <= num_read
-                outcomes.append(self._finish(entry, out, head, tail, is_read))
+            outcomes: list[Outcome] = []
+            for (entry, out), whole, start in zip(run, wholes, starts, strict=True):
+                if entry.place.end - first.offset > num_read:
+                    outcomes.append(Miss("corrupt", "the segment is cut"))
+                else:
+                    outcomes.append(self._finish(entry, out, scratch[start:], whole))
             return outcomes
 
-    def _finish(
-        self, entry: Entry, out: memoryview, head: memoryview, tail: memoryview, is_read: bool
-    ) -> Outcome:
-        if not is_read:
-            return Miss("corrupt", "the segment is cut")
+    def _finish(self, entry: Entry, out: memoryview, scratch: memoryview, whole: int) -> Outcome:
+        """Check a record whose first `whole` bytes are in `out`, the others behind its header."""
         try:
-            header = self._header(entry, head)
+            header = self._header(entry, scratch[:PAGE])
         except Miss as miss:
             return miss
-        length, whole = header.record.length, _whole_pages(entry, out)
+        length = header.record.length
         if header.flags or header.stored != length:
             return Miss("corrupt", "the index takes a packed record for a plain one")
-        out[whole:length] = tail[: length - whole]
+        out[whole:length] = scratch[PAGE : PAGE + length - whole]
         return _checked(header.record, entry, out)
 
     def _header(self, entry: Entry, page: memoryview) -> RecordHeader:
@@ -178,7 +185,3 @@ def _whole_pages(entry: Entry, out: memoryview) -> int:
     if not is_aligned(out, PAGE):
         return 0
     return pages(entry.record.length + 1) - PAGE
-
-
-def _scratch_bytes(entry: Entry, out: memoryview) -> int:
-    return entry.place.span - _whole_pages(entry, out)

@@ -4,6 +4,7 @@ The index may be lost, older or newer than the segments. For each segment it hol
 records were read: what lies behind is scanned, what no longer exists is taken out.
 """
 
+import contextlib
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -28,8 +29,8 @@ from finback.services.cache.segments.record import Entry, Miss, Place
 from finback.services.cache.segments.scan import Found, read_header, scan
 from finback.services.cache.segments.segment_table import Segment, SegmentTable
 
-# Of what the index did not know, so many bytes at the end of a segment are compared with their
-# checksums at once: that is where a crash leaves a torn record.
+# So many bytes at the end of what was appended since the last commit are compared with their
+# checksums at once: that is where a crash leaves a torn record. All others are when they are read.
 _PROOF_BYTES: Final = 64 * 1024 * 1024
 
 
@@ -128,7 +129,6 @@ class Recovery:
                 self._forget(index, table, header.segment_id, done)
                 self._paths[header.segment_id] = path
                 segment = self._new(path, header, is_own)
-                table.put(segment)
             self._read_tail(index, table, fd, segment, done)
         finally:
             os.close(fd)
@@ -153,13 +153,15 @@ class Recovery:
     ) -> None:
         found = list(scan(self._disk, self._pool, fd, self._keys, segment.segment_id, segment.size))
         end = found[-1].place.end if found else segment.size
+        # A segment that is read from its start has its last record proved, or it would take hours.
+        proved = end - _PROOF_BYTES if segment.size > PAGE else end - 1
         kept_end = segment.size
         holes = segment.holes
         for one in found:
             if isinstance(one.header, DeadHeader):
                 holes += one.place.span - PAGE if one.header.is_hole else 0
                 kept_end = one.place.end
-            elif self._take(index, one, one.header, segment, end, done):
+            elif self._take(index, one, one.header, segment, proved, done):
                 kept_end = one.place.end
             elif segment.is_own:
                 kept_end, holes = one.place.end, holes + self._refuse(one.place)
@@ -171,13 +173,16 @@ class Recovery:
         """Mark a record dead; returns how many bytes of room that gave back."""
         if self._eraser is None:
             return 0
-        return sum(one.hole_bytes for one in self._eraser.erase([place], is_final=False))
+        try:
+            return sum(one.hole_bytes for one in self._eraser.erase([place], is_final=False))
+        except OSError:
+            return 0  # it is not in the index all the same
 
     def _take(
-        self, index: Index, found: Found, header: RecordHeader, segment: Segment, end: int,
+        self, index: Index, found: Found, header: RecordHeader, segment: Segment, proved: int,
         done: Recovered,
     ) -> bool:  # fmt: skip
-        """Add a record; False if it must not be."""
+        """Add a record; False if it must not be. Those that end behind `proved` are read."""
         record = header.record
         before = index.get(record.salt, record.hash)
         if before is not None and self._prove(before) is None:
@@ -189,8 +194,8 @@ class Recovery:
             is_packed=header.flags != 0,
             is_own=segment.is_own,
         )
-        is_near_end = end - found.place.offset <= _PROOF_BYTES or found.place.end == end
-        if is_near_end and self._prove(entry) is not None:
+        miss = self._prove(entry) if found.place.end > proved else None
+        if miss is not None and miss.reason != "io":  # a device may be better tomorrow
             done.num_torn += 1
             return False
         if before is not None:
@@ -203,7 +208,8 @@ class Recovery:
     def _cut(self, fd: int, end: int, done: Recovered) -> None:
         if os.fstat(fd).st_size > end:
             done.num_torn += 1
-            self._disk.truncate(fd, end)
+            with contextlib.suppress(OSError):
+                self._disk.truncate(fd, end)
 
 
 def describe(done: Iterable[Recovered]) -> dict[str, int]:

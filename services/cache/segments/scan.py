@@ -18,7 +18,7 @@ from finback.services.cache.segments.format import (
     parse_page,
     parse_segment,
 )
-from finback.services.cache.segments.keys import KeyRing, SegmentKeys
+from finback.services.cache.segments.keys import KeyRing
 from finback.services.cache.segments.record import Place
 
 _WINDOW: Final = 64 * 1024
@@ -27,11 +27,10 @@ _LARGE_WINDOW: Final = 1024 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A record's header and where it stands; `after_damage`: pages before it were unreadable."""
+    """A record's header and where it stands."""
 
     place: Place
     header: RecordHeader | DeadHeader
-    after_damage: bool
 
 
 class Pages:
@@ -69,27 +68,18 @@ def scan(
     of_segment = keys.of_segment(segment_id)
     with pool.lend(_LARGE_WINDOW) as buffer:
         pages = Pages(disk, fd, buffer)
-        offset, is_damaged = start, False
+        offset = start
         while offset + PAGE <= size:
             header = parse_page(pages.at(offset), of_segment, segment_id, offset)
             if header is None or not _fits(header, offset, size):
                 pages.window = _LARGE_WINDOW
-                offset, is_damaged = offset + PAGE, True
+                offset += PAGE
                 continue
             place = Place(segment_id=segment_id, offset=offset, span=header.span)
             pages.window = _WINDOW if header.span < _WINDOW else PAGE
-            yield Found(place=place, header=header, after_damage=is_damaged)
-            offset, is_damaged = place.end, False
+            yield Found(place=place, header=header)
+            offset = place.end
 
 
 def _fits(header: RecordHeader | DeadHeader, offset: int, size: int) -> bool:
     return header.span >= PAGE and header.span % PAGE == 0 and offset + header.span <= size
-
-
-def find_at(
-    disk: Disk, pool: BufferPool, fd: int, keys: SegmentKeys, place: Place
-) -> RecordHeader | DeadHeader | None:
-    """The header page at a place. Raises OSError."""
-    with pool.lend(PAGE) as page:
-        length = disk.read(fd, [page], place.offset)
-        return parse_page(bytes(page[:length]), keys, place.segment_id, place.offset)

@@ -49,10 +49,10 @@ def _stats(state: State) -> StoreStats:
         taken_bytes=state.table.taken_bytes(),
         max_bytes=state.options.max_bytes,
         num_segments=sum(segment.is_own for segment in segments),
-        num_pins=len(state.pins),
+        num_pins=len(state.keeper.pins),
         counts=dict(state.counts),
-        ignored=dict(state.ignored),
+        ignored=dict(state.keeper.ignored),
         is_read_only=state.is_read_only,
         is_direct=state.disk.is_direct,
-        is_index_lasting=state.is_index_lasting,
+        is_index_lasting=state.keeper.is_lasting,
     )

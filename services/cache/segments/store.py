@@ -231,21 +231,21 @@ class SegmentStore:
         """Keep these blocks until `unpin`, whether they are there yet or not."""
         state = self._state
         with state.writing:
-            pin_file.check(state.pins, name, tuple(hashes))
-            self._set_pins({**state.pins, name: (salt, tuple(hashes))})
+            pin_file.check(state.keeper.pins, name, tuple(hashes))
+            self._set_pins({**state.keeper.pins, name: (salt, tuple(hashes))})
 
     def unpin(self, name: str) -> bool:
         """Let go of a pin; False if there is none of that name."""
         state = self._state
         with state.writing:
-            if name not in state.pins:
+            if name not in state.keeper.pins:
                 return False
-            self._set_pins({key: pin for key, pin in state.pins.items() if key != name})
+            self._set_pins({key: pin for key, pin in state.keeper.pins.items() if key != name})
             return True
 
     def pins(self) -> pin_file.Pins:
         """Name -> (salt, hashes)."""
-        return dict(self._state.pins)
+        return dict(self._state.keeper.pins)
 
     def _set_pins(self, wanted: pin_file.Pins) -> None:
         state = self._state
@@ -253,7 +253,7 @@ class SegmentStore:
             pin_file.save(self._options.own_folder / "pins.json", wanted)
         except OSError as error:
             raise Unavailable(f"cannot keep pins: {error.strerror or error}") from None
-        state.pins = wanted
+        state.keeper.pins = wanted
         state.run(lambda: state.index.set_pins(wanted))
 
     def sweep(self) -> Swept:
