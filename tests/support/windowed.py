@@ -1,5 +1,6 @@
 """A tiny network whose layers partly see a window only: transformers' (the oracle) and ours."""
 
+import json
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any, Final
 
 import torch
 
+from finback.shared.codec.load import load_tokenizer
 from finback.shared.models.batch import StateBatch
 from finback.shared.models.causal_lm import CausalLM, StatefulLM
 from finback.shared.models.kv_pool import KVPool
@@ -36,6 +38,21 @@ def windowed_oracle(**changes: Any) -> Any:
 def windowed_folder(folder: Path, **changes: Any) -> Path:
     """The same on disk."""
     return save_hf(windowed_oracle(**changes), folder)
+
+
+def windowed_text_folder(folder: Path) -> Path:
+    """The same with SmolLM2's vocabulary, tokenizer and template, so that it can be talked to."""
+    embedded = open_source()
+    path = windowed_folder(
+        folder,
+        vocab_size=embedded.config.vocab_size,
+        max_position_embeddings=2048,
+        eos_token_id=list(embedded.text.eos_ids),
+    )
+    (path / "tokenizer.json").write_text(load_tokenizer(embedded.text).to_json())
+    template = {"chat_template": embedded.text.chat_template}
+    (path / "tokenizer_config.json").write_text(json.dumps(template))
+    return path
 
 
 @lru_cache(maxsize=4)
