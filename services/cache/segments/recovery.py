@@ -6,8 +6,8 @@ records were read: what lies behind is scanned, what no longer exists is taken o
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -26,33 +26,13 @@ from finback.services.cache.segments.format import (
 from finback.services.cache.segments.index import Index
 from finback.services.cache.segments.keys import KeyRing
 from finback.services.cache.segments.record import Entry, Miss, Place
+from finback.services.cache.segments.recovered import Recovered
 from finback.services.cache.segments.scan import Found, read_header, scan
 from finback.services.cache.segments.segment_table import Segment, SegmentTable
 
 # So many bytes at the end of what was appended since the last commit are compared with their
 # checksums at once: that is where a crash leaves a torn record. All others are when they are read.
 _PROOF_BYTES: Final = 64 * 1024 * 1024
-
-
-@dataclass(slots=True)
-class Recovered:
-    """What a recovery did."""
-
-    num_added: int = 0
-    num_torn: int = 0
-    num_lost: int = 0  # rows whose bytes are gone
-    num_segments: int = 0
-    ignored: dict[str, str] = field(default_factory=dict)  # file -> why
-    lost: list[Entry] = field(default_factory=list)
-
-    def add(self, other: "Recovered") -> None:
-        """Count another folder in."""
-        self.num_added += other.num_added
-        self.num_torn += other.num_torn
-        self.num_lost += other.num_lost
-        self.num_segments += other.num_segments
-        self.ignored |= other.ignored
-        self.lost += other.lost
 
 
 class Recovery:
@@ -210,14 +190,3 @@ class Recovery:
             done.num_torn += 1
             with contextlib.suppress(OSError):
                 self._disk.truncate(fd, end)
-
-
-def describe(done: Iterable[Recovered]) -> dict[str, int]:
-    """The figures of a log line."""
-    parts = list(done)
-    return {
-        "num_blocks": sum(part.num_added for part in parts),
-        "num_torn": sum(part.num_torn for part in parts),
-        "num_lost": sum(part.num_lost for part in parts),
-        "num_segments": sum(part.num_segments for part in parts),
-    }

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from finback.services.cache.segments import exchange, scrub
-from finback.services.cache.segments import pins as pin_file
+from finback.services.cache.segments import exchange, pinning, scrub
 from finback.services.cache.segments.appending import Appending
 from finback.services.cache.segments.disk import Disk
 from finback.services.cache.segments.eviction import Eviction
 from finback.services.cache.segments.folder_lock import FolderLock
+from finback.services.cache.segments.forgetting import forget
 from finback.services.cache.segments.keys import KeyRing
 from finback.services.cache.segments.lookups import Lookups, check_batch, first_or_raise
 from finback.services.cache.segments.options import (
@@ -27,6 +27,7 @@ from finback.services.cache.segments.options import (
     ignore_count,
     ignore_removed,
 )
+from finback.services.cache.segments.pins import Pins
 from finback.services.cache.segments.reader import Outcome
 from finback.services.cache.segments.record import BlockRecord, Miss, check_record
 from finback.services.cache.segments.state import State
@@ -36,7 +37,6 @@ from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import ConfigError, InvalidRequest, Unavailable
 from finback.shared.telemetry.logging import get_logger
 
-_FORGET_BATCH: Final = 1000
 _CANNOT_WRITE: Final = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
@@ -93,13 +93,7 @@ class SegmentStore:
         folder = self._options.own_folder
         lock = self._lock(folder)
         try:
-            try:
-                pinned = pin_file.load(folder / "pins.json")
-            except (OSError, ValueError) as error:
-                self._options.log.warning(
-                    "the pins cannot be read; there are none", error=str(error)
-                )
-                pinned = {}
+            pinned = pinning.load(self._options)
             state = State(self._options, KeyRing(self._cluster_key), self._disk, lock, pinned)
         except BaseException:
             if lock is not None:
@@ -207,54 +201,19 @@ class SegmentStore:
         """
         if (tenant is None and salt is None and hashes is None) != everything:
             raise InvalidRequest("say whose blocks, or everything", param="everything")
-        state = self._state
-        num_gone = 0
-        with state.writing:
-            while True:
-                found = state.run(
-                    lambda: state.index.matching(
-                        tenant=tenant, salt=salt, hashes=hashes, limit=_FORGET_BATCH
-                    )
-                )
-                if not found:
-                    break
-                if state.is_read_only and any(entry.is_own for entry in found):
-                    raise Unavailable("the file tier cannot be written, so nothing is forgotten")
-                try:
-                    num_gone += state.erase(found, "forgotten", is_final=True)
-                except OSError as error:
-                    raise Unavailable(f"cannot forget: {error.strerror or error}") from None
-            state.flush()
-        return num_gone
+        return forget(self._state, tenant=tenant, salt=salt, hashes=hashes)
 
     def pin(self, name: str, salt: str, hashes: Sequence[bytes]) -> None:
         """Keep these blocks until `unpin`, whether they are there yet or not."""
-        state = self._state
-        with state.writing:
-            pin_file.check(state.keeper.pins, name, tuple(hashes))
-            self._set_pins({**state.keeper.pins, name: (salt, tuple(hashes))})
+        pinning.pin(self._state, name, salt, tuple(hashes))
 
     def unpin(self, name: str) -> bool:
         """Let go of a pin; False if there is none of that name."""
-        state = self._state
-        with state.writing:
-            if name not in state.keeper.pins:
-                return False
-            self._set_pins({key: pin for key, pin in state.keeper.pins.items() if key != name})
-            return True
+        return pinning.unpin(self._state, name)
 
-    def pins(self) -> pin_file.Pins:
+    def pins(self) -> Pins:
         """Name -> (salt, hashes)."""
         return dict(self._state.keeper.pins)
-
-    def _set_pins(self, wanted: pin_file.Pins) -> None:
-        state = self._state
-        try:
-            pin_file.save(self._options.own_folder / "pins.json", wanted)
-        except OSError as error:
-            raise Unavailable(f"cannot keep pins: {error.strerror or error}") from None
-        state.keeper.pins = wanted
-        state.run(lambda: state.index.set_pins(wanted))
 
     def sweep(self) -> Swept:
         """Expiry, quota, compaction, commit: to be called every few seconds. Logs its failures."""
