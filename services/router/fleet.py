@@ -10,6 +10,11 @@ import numpy.typing as npt
 
 DEFAULT_SPEED: Final = 2_000.0
 """Prompt tokens a second of a worker that has not computed any prompt yet."""
+# A running sequence slows each step a little; a waiting one has to be finished first.
+RUNNING_TOKENS: Final = 16
+WAITING_TOKENS: Final = 128
+# An instance that has stopped reporting is chosen only if all have.
+STALE_S: Final = 1_000_000.0
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -47,6 +52,36 @@ class Worker:
         return self.is_prefill and self.is_decode
 
 
+@dataclass(frozen=True, slots=True)
+class Sides:
+    """Rows that may be chosen: `both` alone, or one of each side of a group (neither is empty)."""
+
+    both: Ints
+    groups: tuple[tuple[Ints, Ints], ...]
+    num_pairs: int
+
+    def without(self, excluded: Ints) -> "Sides":
+        """The same without these rows."""
+        both = np.setdiff1d(self.both, excluded)
+        groups = [(np.setdiff1d(p, excluded), np.setdiff1d(d, excluded)) for p, d in self.groups]
+        return Sides.of(both, groups)
+
+    def with_decode(self, row: int) -> "Sides":
+        """The same with this decode only."""
+        only = np.array([row])
+        return Sides(
+            only if row in self.both else only[:0],
+            tuple((p, only) for p, d in self.groups if row in d),
+            0,
+        )
+
+    @classmethod
+    def of(cls, both: Ints, groups: Iterable[tuple[Ints, Ints]]) -> "Sides":
+        """Without the groups that lack a side."""
+        whole = tuple((p, d) for p, d in groups if len(p) and len(d))
+        return cls(both, whole, len(both) + sum(len(p) * len(d) for p, d in whole))
+
+
 class Fleet:
     """Columns over workers in the order of their names; `set` replaces a row."""
 
@@ -59,18 +94,20 @@ class Fleet:
         self.token_bytes: Floats = np.zeros(size)
         self.num_blocks: Ints = np.zeros(size, dtype=np.int64)
         self.num_free: Ints = np.zeros(size, dtype=np.int64)
-        self.num_running: Ints = np.zeros(size, dtype=np.int64)
         self.num_waiting: Ints = np.zeros(size, dtype=np.int64)
-        self.waiting_tokens: Floats = np.zeros(size)
         self.speed: Floats = np.ones(size)
-        self.is_stale: Bools = np.zeros(size, dtype=np.bool_)
+        # In seconds: prompt tokens that wait; what runs and waits; 0, or too much if it is stale.
+        self.queue_s: Floats = np.zeros(size)
+        self.busy_s: Floats = np.zeros(size)
+        self.stale_s: Floats = np.zeros(size)
         self.is_prefill: Bools = np.zeros(size, dtype=np.bool_)
         self.is_decode: Bools = np.zeros(size, dtype=np.bool_)
         self._kind_numbers: dict[str, int] = {}
         for worker in self.workers:
             self.set(worker)
         self.is_cohosted: Bools = self.is_prefill & self.is_decode
-        self.groups = self._groups()
+        self._sides = Sides.of(np.flatnonzero(self.is_cohosted), self._groups())
+        self.groups = self._sides.groups
 
     def __len__(self) -> int:
         return len(self.workers)
@@ -85,17 +122,30 @@ class Fleet:
         self.token_bytes[row] = worker.token_bytes
         self.num_blocks[row] = worker.num_blocks
         self.num_free[row] = worker.num_free_blocks
-        self.num_running[row] = worker.num_running
         self.num_waiting[row] = worker.num_waiting
-        self.waiting_tokens[row] = worker.num_waiting_tokens
-        self.speed[row] = worker.prompt_tokens_per_s
-        self.is_stale[row] = worker.is_stale
+        speed = self.speed[row] = worker.prompt_tokens_per_s
+        stale_s = self.stale_s[row] = STALE_S if worker.is_stale else 0.0
+        self.queue_s[row] = worker.num_waiting_tokens / speed
+        busy = worker.num_running * RUNNING_TOKENS + worker.num_waiting * WAITING_TOKENS
+        self.busy_s[row] = busy / speed + stale_s
         self.is_prefill[row] = worker.is_prefill
         self.is_decode[row] = worker.is_decode
 
     def rows(self, instances: Iterable[str]) -> list[int]:
         """Rows of those that are here."""
         return [self.row_of[name] for name in instances if name in self.row_of]
+
+    def sides(self, excluded: Iterable[str] = ()) -> Sides:
+        """Who may be chosen."""
+        rows = self.rows(excluded) if excluded else []
+        return self._sides.without(np.array(rows)) if rows else self._sides
+
+    def is_roomy(self, num_prompt_tokens: int, *, max_waiting: int) -> bool:
+        """Whether every worker has fewer than so many waiting, and blocks for such a prompt."""
+        if not len(self) or int(self.num_waiting.max()) >= max_waiting:
+            return False
+        needed = -(-num_prompt_tokens // int(self.block_size.min())) + 1
+        return needed <= int(self.num_blocks.min())
 
     def _groups(self) -> list[tuple[Ints, Ints]]:
         """(prefill rows, decode rows) of separate workers that can hand blocks to each other."""
@@ -104,8 +154,7 @@ class Fleet:
             alone = (self.kinds == kind) & ~self.is_cohosted
             prefills = np.flatnonzero(alone & self.is_prefill)
             decodes = np.flatnonzero(alone & self.is_decode)
-            if len(prefills) and len(decodes):
-                groups.append((prefills, decodes))
+            groups.append((prefills, decodes))
         return groups
 
 

@@ -9,12 +9,11 @@ from finback.services.router.admission import Limits, has_room, refusal
 from finback.services.router.fleet import Fleet
 from finback.services.router.fleet_book import FleetBook
 from finback.services.router.load_book import LoadBook, Open
-from finback.services.router.notes import PlacementNotes
+from finback.services.router.notes import Note, PlacementNotes, depths
 from finback.services.router.policy import (
     MAX_LOCAL_TOKENS,
     Placement,
     Question,
-    Reach,
     choose,
 )
 from finback.services.router.prefix_index import PrefixIndex, Segments
@@ -37,7 +36,7 @@ class Decision:
     placement: Placement
     reason: str
     kind: str
-    reach_blocks: tuple[int, int, int]
+    reach_blocks: list[int]
 
     @property
     def decode_computes_tokens(self) -> int:
@@ -67,11 +66,15 @@ class Placer:
     ) -> Decision:
         """Choose and take note. `segments` None: the index is not to be trusted yet.
 
+        Then load counts, and what this router itself has placed lately.
+
         Raises `Overloaded`, `InvalidRequest` or `Unavailable` when there is no place.
         """
         fleet = self.fleets.fleet(request.model, records, now_s)
         self._refuse(fleet, request)
-        reach = self._reach(fleet, keys, segments, now_s)
+        noted = self.notes.look(keys)
+        held = depths(noted, now_s)
+        reach = self.reaches.of(fleet).reach(segments or [], held)
         question = Question(
             num_prompt_tokens=request.num_prompt_tokens,
             num_choices=request.num_choices,
@@ -85,7 +88,8 @@ class Placer:
             raise Unavailable(
                 f"no prefill and decode instance free for {request.model}", reason="no_instance"
             )
-        self._note(request, found, keys, now_s)
+        self._note(request, found, now_s)
+        self._note_blocks(found, keys, noted, now_s)
         row = fleet.row_of[(found.decode if found.is_local else found.prefill).instance]
         reason = found.reason(request.num_prompt_tokens)
         if segments is None:
@@ -94,7 +98,7 @@ class Placer:
             placement=found,
             reason=reason,
             kind="unsynced" if segments is None else found.kind,
-            reach_blocks=(int(reach.device[row]), int(reach.host[row]), int(reach.file[row])),
+            reach_blocks=reach.blocks[:, row].tolist(),
         )
 
     def _refuse(self, fleet: Fleet, request: RouteRequest) -> None:
@@ -109,15 +113,6 @@ class Placer:
         if refused is not None:
             raise refused
 
-    def _reach(
-        self, fleet: Fleet, keys: Sequence[int], segments: Segments | None, now_s: float
-    ) -> Reach:
-        """What the publishers tell, and what this router has placed lately."""
-        if not keys:
-            return Reach.nothing(len(fleet))
-        notes = self.notes.runs(keys, now_s)
-        return self.reaches.of(fleet).reach(segments or [], notes)
-
     def _kept(self, fleet: Fleet, request: RouteRequest, now_s: float) -> str:
         """The instance that knows the conversation, if it still lives the same life."""
         known = self.sessions.find(request.tenant, request.session, now_s)
@@ -126,14 +121,21 @@ class Placer:
         row = fleet.row_of.get(known[0])
         return known[0] if row is not None and fleet.workers[row].epoch == known[1] else ""
 
-    def _note(
-        self, request: RouteRequest, found: Placement, keys: Sequence[int], now_s: float
+    def _note_blocks(
+        self,
+        found: Placement,
+        keys: Sequence[int],
+        noted: Sequence[tuple[Note, int]],
+        now_s: float,
     ) -> None:
         prefill, decode = found.prefill, found.decode
         until_s = now_s + min(_NOTE_MAX_S, found.cost_s + _NOTE_SLACK_S)
         computes = (decode,) if found.is_local else (decode, prefill)
         holders = dict.fromkeys((w.instance, w.epoch) for w in computes)
-        self.notes.note(keys, holders, until_s, now_s)
+        self.notes.note(keys, noted, holders, until_s, now_s)
+
+    def _note(self, request: RouteRequest, found: Placement, now_s: float) -> None:
+        prefill, decode = found.prefill, found.decode
         self.sessions.note(request.tenant, request.session, decode.instance, decode.epoch, now_s)
         self.loads.placed(
             request.request_id,

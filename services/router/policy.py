@@ -21,17 +21,12 @@ from typing import Final
 
 import numpy as np
 
-from finback.services.router.fleet import Bools, Fleet, Floats, Ints, Worker
+from finback.services.router.fleet import Fleet, Floats, Ints, Sides, Worker
 
-# A running sequence slows each step a little; a waiting one has to be finished first.
-RUNNING_TOKENS: Final = 16
-WAITING_TOKENS: Final = 128
 # No place for the prompt's blocks means preemption: taken only if nothing else is there.
 NO_BLOCKS_S: Final = 30.0
 # More than a full queue: taken only if all queues are.
 FULL_QUEUE_S: Final = 1_000.0
-# An instance that has stopped reporting is chosen only if all have.
-STALE_S: Final = 1_000_000.0
 # What reading a block takes, measured coarsely on laptops: host memory, files, another process.
 HOST_BYTES_PER_S: Final = 2e9
 FILE_BYTES_PER_S: Final = 5e8
@@ -47,19 +42,17 @@ AFFINITY_SHARE: Final = 0.5
 _TIE_S: Final = 1e-9
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Reach:
-    """Per worker, leading blocks of the prompt: in the device pool, there or in its host's memory,
-    there or in its host's files. So `device <= host <= file`, [num_workers] each."""
+    """`blocks` [3, num_workers]: leading blocks of the prompt that each worker can use from its
+    device pool, from there or its host's memory, from there or its host's files: none is shorter
+    than the one before."""
 
-    device: Ints
-    host: Ints
-    file: Ints
+    blocks: Ints
 
     @classmethod
     def nothing(cls, num_workers: int) -> "Reach":
-        zero = np.zeros(num_workers, dtype=np.int64)
-        return cls(device=zero, host=zero, file=zero)
+        return cls(np.zeros((3, num_workers), dtype=np.int64))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,96 +115,88 @@ class Placement:
 
 @dataclass(slots=True)
 class _Costs:
-    """Columns in seconds. `both`: a co-hosted instance; `local`: decode computes what it lacks."""
+    """Columns in seconds. `whole`: all is computed at decode; `local`: where that is allowed."""
 
+    whole: Floats
     prefill: Floats
     decode: Floats
-    both: Floats
     local: Floats
-    queue: Floats
 
 
 def choose(fleet: Fleet, question: Question, reach: Reach) -> Placement | None:
     """The pair of least cost (or the conversation's, if it costs little more); None: no pair."""
     if not len(fleet):
         return None
-    allowed = np.ones(len(fleet), dtype=np.bool_)
-    if question.excluded:
-        allowed[fleet.rows(question.excluded)] = False
-    costs = _costs(fleet, question, reach)
-    found = _best(fleet, costs, allowed, question.spread)
+    tokens = _reach_tokens(fleet, question, reach)
+    costs = _costs(fleet, question, reach, tokens)
+    sides = fleet.sides(question.excluded)
+    found = _best(sides, costs, question.spread)
     if found is None:
         return None
-    best_s, prefill, decode, is_local = found
-    num_candidates = _num_pairs(fleet, allowed)
     kept = fleet.row_of.get(question.kept) if question.kept else None
     is_kept = False
-    if kept is not None and allowed[kept] and fleet.is_decode[kept]:
-        own = _best(fleet, costs, allowed, question.spread, decode=kept)
-        if own is not None and own[0] <= best_s + max(AFFINITY_S, AFFINITY_SHARE * best_s):
-            is_kept = True
-            best_s, prefill, decode, is_local = own
+    if kept is not None and fleet.is_decode[kept] and question.kept not in question.excluded:
+        limit_s = found[0] + max(AFFINITY_S, AFFINITY_SHARE * found[0])
+        own = _best(sides.with_decode(kept), costs, question.spread)
+        if own is not None and own[0] <= limit_s:
+            is_kept, found = True, own
+    cost_s, prefill, decode, is_local = found
     computes = decode if is_local else prefill
-    tokens = _reach_tokens(fleet, question, reach, computes)
+    device, host, file = tokens[:, computes].tolist()
     return Placement(
         prefill=fleet.workers[prefill],
         decode=fleet.workers[decode],
-        cost_s=best_s,
-        queue_s=float(costs.queue[computes]),
-        device_tokens=tokens[0],
-        host_tokens=tokens[1] - tokens[0],
-        file_tokens=tokens[2] - tokens[1],
-        num_candidates=num_candidates,
+        cost_s=cost_s,
+        queue_s=float(fleet.queue_s[computes]),
+        device_tokens=device,
+        host_tokens=host - device,
+        file_tokens=file - host,
+        num_candidates=sides.num_pairs,
         is_local=is_local,
         is_kept=is_kept,
     )
 
 
-def _costs(fleet: Fleet, question: Question, reach: Reach) -> _Costs:
-    prompt, size = question.num_prompt_tokens, fleet.block_size
-    most = max(0, prompt - 1)  # the last token is always computed: it gives the first answer
-    device = np.minimum(reach.device * size, most)
-    host = np.minimum(reach.host * size, most)
-    file = np.minimum(reach.file * size, most)
-    speed, width = fleet.speed, fleet.token_bytes
-    own = (prompt - file) / speed
-    own += (host - device) * width / HOST_BYTES_PER_S + (file - host) * width / FILE_BYTES_PER_S
-    queue = fleet.waiting_tokens / speed
-    stale = fleet.is_stale * STALE_S
-    busy = (fleet.num_running * RUNNING_TOKENS + fleet.num_waiting * WAITING_TOKENS) / speed
-    needed = -(-prompt // size) + question.num_choices
-    busy += (fleet.num_free + reach.device < needed) * NO_BLOCKS_S
+def _reach_tokens(fleet: Fleet, question: Question, reach: Reach) -> Ints:
+    """[3, num_workers]; the last token is always computed: it gives the first answer."""
+    tokens: Ints = np.minimum(
+        reach.blocks * fleet.block_size, max(0, question.num_prompt_tokens - 1)
+    )
+    return tokens
+
+
+def _costs(fleet: Fleet, question: Question, reach: Reach, tokens: Ints) -> _Costs:
+    prompt = question.num_prompt_tokens
+    device, host, file = tokens
+    width = fleet.token_bytes
+    lacking = prompt - file
+    own = lacking / fleet.speed + fleet.queue_s
+    own += (host - device) * (width / HOST_BYTES_PER_S)
+    own += (file - host) * (width / FILE_BYTES_PER_S)
+    needed = -(-prompt // fleet.block_size) + question.num_choices
+    busy = fleet.busy_s + (fleet.num_free + reach.blocks[0] < needed) * NO_BLOCKS_S
     busy += (fleet.num_waiting >= question.max_queue) * FULL_QUEUE_S
-    busy += stale
-    hand_over = HAND_OVER_S + (most - device) * width / HAND_OVER_BYTES_PER_S
-    local = busy + queue + own
-    is_much = prompt - file > np.where(file > 0, MAX_LOCAL_TOKENS, MAX_FRESH_TOKENS)
+    whole = busy + own
+    if not fleet.groups:
+        return _Costs(whole, own, busy, whole)
+    most = max(0, prompt - 1)
+    hand_over = (most - device) * (width / HAND_OVER_BYTES_PER_S) + HAND_OVER_S
+    limit = np.where(file > 0, MAX_LOCAL_TOKENS, MAX_FRESH_TOKENS)
     return _Costs(
-        prefill=queue + own + stale,
+        whole=whole,
+        prefill=own + fleet.stale_s,
         decode=busy + hand_over,
-        both=local,
-        local=np.where(is_much, np.inf, local),
-        queue=queue,
+        local=np.where(lacking > limit, np.inf, whole),
     )
 
 
-def _best(
-    fleet: Fleet, costs: _Costs, allowed: Bools, spread: int, decode: int | None = None
-) -> tuple[float, int, int, bool] | None:
-    """(cost, prefill row, decode row, is local) of the cheapest pair, with this decode if given."""
+def _best(sides: Sides, costs: _Costs, spread: int) -> tuple[float, int, int, bool] | None:
+    """(cost, prefill row, decode row, is local) of the cheapest pair."""
     found: list[tuple[float, int, int, bool]] = []
-    ok = allowed
-    if decode is not None:
-        ok = np.zeros_like(allowed)
-        ok[decode] = True
-    both = np.flatnonzero(fleet.is_cohosted & ok)
-    if len(both):
-        row = _least(costs.both, both, spread)
-        found.append((float(costs.both[row]), row, row, False))
-    for prefills, decodes in fleet.groups:
-        givers, takers = prefills[allowed[prefills]], decodes[ok[decodes]]
-        if not len(givers) or not len(takers):
-            continue
+    if len(sides.both):
+        row = _least(costs.whole, sides.both, spread)
+        found.append((float(costs.whole[row]), row, row, False))
+    for givers, takers in sides.groups:
         giver = _least(costs.prefill, givers, spread)
         taker = _least(costs.decode, takers, spread)
         cost_s = float(costs.prefill[giver] + costs.decode[taker])
@@ -219,28 +204,16 @@ def _best(
         taker = _least(costs.local, takers, spread)
         if costs.local[taker] < cost_s:
             found.append((float(costs.local[taker]), giver, taker, True))
-    if not found:
-        return None
+    if len(found) < 2:
+        return found[0] if found else None
     least_s = min(item[0] for item in found)
     equal = [item for item in found if item[0] <= least_s + _TIE_S]
     return equal[spread % len(equal)]
 
 
 def _least(costs: Floats, rows: Ints, spread: int) -> int:
+    if len(rows) == 1:
+        return int(rows[0])
     mine = costs[rows]
     equal = rows[mine <= mine.min() + _TIE_S]
     return int(equal[spread % len(equal)])
-
-
-def _num_pairs(fleet: Fleet, allowed: Bools) -> int:
-    pairs = int(np.count_nonzero(fleet.is_cohosted & allowed))
-    for prefills, decodes in fleet.groups:
-        pairs += int(np.count_nonzero(allowed[prefills])) * int(np.count_nonzero(allowed[decodes]))
-    return pairs
-
-
-def _reach_tokens(fleet: Fleet, question: Question, reach: Reach, row: int) -> tuple[int, int, int]:
-    """Prompt tokens up to which the device, the host and the files reach."""
-    most, size = max(0, question.num_prompt_tokens - 1), int(fleet.block_size[row])
-    device, host, file = (int(r[row]) * size for r in (reach.device, reach.host, reach.file))
-    return min(device, most), min(host, most), min(file, most)

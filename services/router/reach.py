@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from finback.services.router.fleet import Fleet, Ints
+from finback.services.router.fleet import Fleet
 from finback.services.router.policy import Reach
 from finback.services.router.prefix_index import Holder, PrefixIndex, Segments
 
 TIERS: Final = ("device", "host", "file")
-_MAX_KNOWN: Final = 8_192
+_MAX_KNOWN: Final = 16_384
+Bits = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,56 +53,43 @@ class Reaches:
                 rows = at_host.get((host_of.get(instance, ""), salt), 0)
             if rows and tier in TIERS:
                 self._helps[bit] = (rows, TIERS.index(tier))
-        self._known: dict[int, tuple[int, int, int]] = {}
-        self._lists: dict[int, Ints] = {}
+        self._known: dict[int, Bits] = {}
 
     def reach(self, segments: Segments, notes: Mapping[tuple[str, int], int]) -> Reach:
         """Per worker and tier; what was only placed there lately counts as on the device."""
         columns = np.zeros((3, self._size), dtype=np.int64)
-        runs = [(self._rows_helped(mask), count) for mask, count in segments]
-        for tier in range(3):
-            still, depth = -1, 0
-            for helped, count in runs:
-                now = helped[tier] if still < 0 else helped[tier] & still
-                if still > 0 and now != still and depth:
-                    columns[tier, self._rows(still & ~now)] = depth
-                still = now
-                if not still:
-                    break
-                depth += count
-            if still > 0:
-                columns[tier, self._rows(still)] = depth
-        for holder, depth in notes.items():
-            row = self._row_of.get(holder)
-            if row is not None:
-                columns[:, row] = np.maximum(columns[:, row], depth)
-        return Reach(device=columns[0], host=columns[1], file=columns[2])
+        if segments:
+            known = self._known
+            helped = [known.get(mask) for mask, _ in segments]
+            rows = [self._helped(segments[i][0]) if h is None else h for i, h in enumerate(helped)]
+            # A run ends for good where a segment does not help: [num_segments, 3 * num_workers].
+            still = np.bitwise_and.accumulate(np.stack(rows), axis=0)
+            counts = np.array([count for _, count in segments])
+            columns = (counts @ still).reshape(3, self._size)
+        noted = {self._row_of[h]: depth for h, depth in notes.items() if h in self._row_of}
+        if noted:
+            noted_rows = list(noted)
+            columns[:, noted_rows] = np.maximum(columns[:, noted_rows], list(noted.values()))
+        return Reach(columns)
 
-    def _rows_helped(self, mask: int) -> tuple[int, int, int]:
-        """Bits of rows that a set of holders helps: by device, also by host, also by files."""
-        known = self._known.get(mask)
-        if known is not None:
-            return known
+    def _helped(self, mask: int) -> Bits:
+        """What a set of holders helps: by device, also by host, also by files [3 * num_workers]."""
         tiers, rest = [0, 0, 0], mask
         while rest:
             low = rest & -rest
             rest ^= low
             rows, tier = self._helps.get(low.bit_length() - 1, (0, 0))
             tiers[tier] |= rows
+        tiers[1] |= tiers[0]
+        tiers[2] |= tiers[1]
+        width = -(-self._size // 8)
+        packed = b"".join(bits.to_bytes(width, "little") for bits in tiers)
+        bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), bitorder="little")
+        helped = np.ascontiguousarray(bits.reshape(3, 8 * width)[:, : self._size]).reshape(-1)
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
-        helped = (tiers[0], tiers[0] | tiers[1], tiers[0] | tiers[1] | tiers[2])
         self._known[mask] = helped
         return helped
-
-    def _rows(self, bits: int) -> Ints:
-        known = self._lists.get(bits)
-        if known is None:
-            if len(self._lists) >= _MAX_KNOWN:
-                self._lists.clear()
-            rows = [row for row in range(bits.bit_length()) if bits >> row & 1]
-            known = self._lists[bits] = np.array(rows, dtype=np.int64)
-        return known
 
 
 class ReachBook:

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from finback.services.router import notes as notes_of
-from finback.services.router.notes import PlacementNotes
+from finback.services.router.notes import PlacementNotes, depths
 from finback.services.router.sessions import SessionTable
 
 Prompt = tuple[int, ...]
@@ -13,6 +13,14 @@ Prompt = tuple[int, ...]
 def keys(prompt: Prompt) -> list[int]:
     """Chained: a key names the whole prefix."""
     return [hash(prompt[: i + 1]) & (2**60 - 1) for i in range(len(prompt))]
+
+
+def note(book: PlacementNotes, prompt: list[int], name: str, until_s: float, now_s: float) -> None:
+    book.note(prompt, book.look(prompt), [(name, 1)], until_s, now_s)
+
+
+def runs(book: PlacementNotes, prompt: list[int], now_s: float) -> dict[tuple[str, int], int]:
+    return depths(book.look(prompt), now_s)
 
 
 @given(
@@ -32,7 +40,7 @@ def test_runs_are_the_longest_common_prefix_with_what_was_placed(
     book = PlacementNotes()
     until: dict[tuple[Prompt, str], int] = {}
     for now_s, (noted, instance, life) in enumerate(placed):
-        book.note(keys(noted), [(instance, 1)], now_s + life, now_s)
+        note(book, keys(noted), instance, now_s + life, now_s)
         for depth in range(1, len(noted) + 1):
             until[noted[:depth], instance] = now_s + life
     now_s = len(placed)
@@ -40,26 +48,26 @@ def test_runs_are_the_longest_common_prefix_with_what_was_placed(
     for (prefix, instance), until_s in until.items():
         if until_s > now_s and prompt[: len(prefix)] == prefix:
             expected[instance, 1] = max(expected.get((instance, 1), 0), len(prefix))
-    assert book.runs(keys(prompt), now_s) == expected
+    assert runs(book, keys(prompt), now_s) == expected
 
 
 def test_long_prompts_are_noted_by_every_eighth_block() -> None:
     book = PlacementNotes()
     prompt = list(range(1000, 1200))
-    book.note(prompt, [("a", 1)], 10.0, 0.0)
-    assert len(book) == 64 + 17
-    assert book.runs(prompt, 1.0) == {("a", 1): 200}
-    assert book.runs([*prompt[:100], 5], 1.0) == {("a", 1): 96}
+    note(book, prompt, "a", 10.0, 0.0)
+    assert len(book) == 32 + 21
+    assert runs(book, prompt, 1.0) == {("a", 1): 200}
+    assert runs(book, [*prompt[:100], 5], 1.0) == {("a", 1): 96}
 
 
 def test_notes_are_few_and_do_not_stay() -> None:
     book = PlacementNotes(max_keys=10)
     for start in range(0, 100, 5):
-        book.note(range(start + 1, start + 6), [("a", 1)], 1e9, 0.0)
+        note(book, list(range(start + 1, start + 6)), "a", 1e9, 0.0)
     assert len(book) <= 20
-    book.note([1000], [("a", 1)], 1e9, notes_of.GENERATION_S + 1)
-    book.note([1001], [("a", 1)], 1e9, 2 * notes_of.GENERATION_S + 2)
-    assert book.runs([96], 0.0) == {} and book.runs([1000], 0.0) == {("a", 1): 1}
+    note(book, [1000], "a", 1e9, notes_of.GENERATION_S + 1)
+    note(book, [1001], "a", 1e9, 2 * notes_of.GENERATION_S + 2)
+    assert runs(book, [96], 0.0) == {} and runs(book, [1000], 0.0) == {("a", 1): 1}
 
 
 def test_a_conversation_is_remembered_for_a_while_and_by_tenant() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from finback.services.router import fleet as fleet_of
 from finback.services.router import policy
 from finback.services.router.fleet import Fleet, Worker
 from finback.services.router.policy import Placement, Question, Reach, choose
@@ -83,14 +84,14 @@ def queue_s(w: Worker) -> float:
 
 
 def busy_s(w: Worker, q: Question, blocks: Blocks) -> float:
-    busy = w.num_running * policy.RUNNING_TOKENS + w.num_waiting * policy.WAITING_TOKENS
+    busy = w.num_running * fleet_of.RUNNING_TOKENS + w.num_waiting * fleet_of.WAITING_TOKENS
     seconds = busy / w.prompt_tokens_per_s
     needed = math.ceil(q.num_prompt_tokens / w.block_size) + q.num_choices
     if w.num_free_blocks + blocks[0] < needed:
         seconds += policy.NO_BLOCKS_S
     if w.num_waiting >= q.max_queue:
         seconds += policy.FULL_QUEUE_S
-    return seconds + (policy.STALE_S if w.is_stale else 0)
+    return seconds + (fleet_of.STALE_S if w.is_stale else 0)
 
 
 def prices(p: Worker, d: Worker, q: Question, hits: Mapping[str, Blocks]) -> list[float]:
@@ -100,7 +101,7 @@ def prices(p: Worker, d: Worker, q: Question, hits: Mapping[str, Blocks]) -> lis
     if p is d:
         return [local]
     most = max(0, q.num_prompt_tokens - 1)
-    seconds = queue_s(p) + compute_s(p, q, at_p) + (policy.STALE_S if p.is_stale else 0)
+    seconds = queue_s(p) + compute_s(p, q, at_p) + (fleet_of.STALE_S if p.is_stale else 0)
     lacking = (most - min(at_d[0] * d.block_size, most)) * d.token_bytes
     seconds += policy.HAND_OVER_S + lacking / policy.HAND_OVER_BYTES_PER_S + busy_s(d, q, at_d)
     held = min(at_d[2] * d.block_size, most)
@@ -112,7 +113,7 @@ def reach_of(fleet: Fleet, hits: Mapping[str, Blocks]) -> Reach:
     columns = np.zeros((3, len(fleet)), dtype=np.int64)
     for row, w in enumerate(fleet.workers):
         columns[:, row] = hits.get(w.instance, (0, 0, 0))
-    return Reach(device=columns[0], host=columns[1], file=columns[2])
+    return Reach(columns)
 
 
 def ask(

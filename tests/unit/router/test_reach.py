@@ -58,7 +58,7 @@ def test_runs_are_those_of_a_plain_count(
         near = [c.instance for c in CACHES if c.host == worker.host]
         for (tier, instances), column in zip(
             (own, ("host", near), ("file", near)),
-            (found.device, found.host, found.file),
+            found.blocks,
             strict=True,
         ):
             for instance in instances:
@@ -73,6 +73,6 @@ def test_a_new_cache_counts_at_once() -> None:
     view.activate()
     fleet, book = Fleet(WORKERS), ReachBook(index)
     segments = index.segments(keys_of(name(0)))
-    assert not book.of(fleet).reach(segments, {}).host.any()
+    assert not book.of(fleet).reach(segments, {}).blocks.any()
     book.set_caches(CACHES)
-    assert book.of(fleet).reach(segments, {}).host.tolist() == [1, 0, 0, 0]
+    assert book.of(fleet).reach(segments, {}).blocks[1].tolist() == [1, 0, 0, 0]
