@@ -19,6 +19,7 @@ class NatsServer:
     folder: Path
     max_payload: int = 8 * 2**20
     port: int = 0
+    host: str = "127.0.0.1"
     extra: str = ""
     has_jetstream: bool = True
     _process: "subprocess.Popen[bytes] | None" = field(default=None, init=False)
@@ -42,7 +43,7 @@ class NatsServer:
         store = self.folder / "js"
         jetstream = f'jetstream {{ store_dir: "{store}" }}' if self.has_jetstream else ""
         config.write_text(
-            f'listen: "127.0.0.1:{self.port or -1}"\n'
+            f'listen: "{self.host}:{self.port or -1}"\n'
             f'max_payload: {self.max_payload}\nlog_file: "{log}"\n'
             f"{jetstream}\n{self.extra}\n"
         )
@@ -50,7 +51,7 @@ class NatsServer:
         end_s = time.monotonic() + _READY_S
         while time.monotonic() < end_s:
             text = log.read_text(encoding="utf-8", errors="replace")
-            found = re.search(r"client connections on 127\.0\.0\.1:(\d+)", text)
+            found = re.search(rf"client connections on {re.escape(self.host)}:(\d+)", text)
             if found and "Server is ready" in text:
                 self.port = int(found.group(1))
                 return

@@ -15,12 +15,16 @@ _READY_S = 30.0
 
 @dataclass(slots=True)
 class ServiceProcess:
-    """`python -m finback.services.<name> <args>`. `env` are `FINBACK_*` settings."""
+    """`python -m finback.services.<name> <args>`. `env` are `FINBACK_*` settings.
+
+    `within` goes before the command: `nsenter ...`, to run it on another (made-up) host.
+    """
 
     name: str
     env: Mapping[str, str]
     args: Sequence[str] = ()
     ready_s: float = _READY_S
+    within: Sequence[str] = ()
     start_s: float = field(default=0.0, init=False)
     lines: list[str] = field(default_factory=list, init=False)
     _process: "subprocess.Popen[str] | None" = field(default=None, init=False)
@@ -36,7 +40,7 @@ class ServiceProcess:
         begun = time.monotonic()
         clean = {k: v for k, v in os.environ.items() if not k.startswith("FINBACK_")}
         process = self._process = subprocess.Popen(
-            [sys.executable, "-m", f"finback.services.{self.name}", *self.args],
+            [*self.within, sys.executable, "-m", f"finback.services.{self.name}", *self.args],
             env={**clean, **self.env},
             stderr=subprocess.PIPE,
             text=True,
