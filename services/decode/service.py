@@ -111,8 +111,7 @@ class DecodeRole:
         self._check_open()
         request = await self._generations.admit(spec, token_ids, timeout_s)
         request.is_activated = True
-        hold = await hold_prefix(self._host, self._generations, request)
-        self._generations.add_first(request, "full", hold)
+        await self._add_first(request, "full")
 
     async def cancel(self, request_id: str, attempt: int, choice: int | None) -> bool:
         """End a request of this process's prefill role."""
@@ -140,9 +139,16 @@ class DecodeRole:
         request = await self._generations.admit(spec, prompt, timeout_s)
         request.prefill_instance = message.prefill_instance
         request.prefill_epoch = message.prefill_epoch
-        hold = await hold_prefix(self._host, self._generations, request)
-        num_cached = self._generations.add_first(request, "decode", hold)
+        num_cached = await self._add_first(request, "decode")
         return ReserveReply(epoch=self._host.epoch, num_cached_tokens=num_cached, lane=lane)
+
+    async def _add_first(self, request: Request, mode: Mode) -> int:
+        """Bring what the cache has of the prompt, then into the engine; its cached tokens."""
+        hold = await hold_prefix(self._host, self._generations, request)
+        num_cached = self._generations.add_first(request, mode, hold)
+        if hold is None:
+            self._host.prefixes.count_device(num_cached)
+        return num_cached
 
     def _check_open(self) -> None:
         if self._is_draining:
@@ -160,7 +166,7 @@ class DecodeRole:
         if missing:
             request.first_missing = min(missing)
         if message.is_last and message.state is not None and not missing:
-            await self._receiver.receive_state(request, message.state)
+            await self._receiver.receive_state(request, message.state, message.num_tokens)
             request = self._open_request(message.request_id, message.attempt)
         if message.is_last and not request.is_activated:
             self._activate(request, message)

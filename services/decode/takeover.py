@@ -50,13 +50,13 @@ class BlockReceiver:
             span.set_attribute("finback.lane", handoff.tickets[0].kind if indexed else "none")
         return missing
 
-    async def receive_state(self, request: Request, ticket: Ticket) -> None:
+    async def receive_state(self, request: Request, ticket: Ticket, num_tokens: int) -> None:
         """Copy the state at the prompt's end; without it the engine makes it anew."""
         states = self._host.engine.states
         if states is None:
             return
         try:
-            if ticket.length != states.payload_bytes:
+            if ticket.length != states.payload_bytes_at(num_tokens):
                 raise CorruptData("length", f"{ticket.length} bytes of state")
             states.give(_first_key(request), bytes(await self._host.lanes.get(ticket)))
         except CorruptData as error:

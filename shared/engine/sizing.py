@@ -8,6 +8,7 @@ from finback.shared.engine.device import Device
 from finback.shared.engine.memory import MemoryPlan, plan_memory
 from finback.shared.engine.state_book import StateRules
 from finback.shared.engine.table import SchedulerConfig
+from finback.shared.errors import ConfigError
 from finback.shared.kv.layout import BlockGeometry, cache_spec
 from finback.shared.kv.state import StateSpec
 from finback.shared.kv.state_policy import ReplayRule
@@ -51,7 +52,6 @@ class EngineSizes:
             return None
         return StateRules(
             rule=_replay_rule(self.state, config),
-            payload_bytes=self.state.payload_bytes,
             snapshot_bytes=config.state_snapshot_bytes,
             life_s=config.state_life_s,
         )
@@ -73,6 +73,7 @@ def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> Eng
     state, state_bytes = None, 0
     if isinstance(model, StatefulLM):
         state = model.state_spec(kv_dtype)
+        _check_periods(state, config)
         state_bytes = config.max_num_seqs * state.slot_bytes(rollback)
         state_bytes += config.state_snapshot_bytes
     memory = plan_memory(
@@ -103,9 +104,20 @@ def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> Eng
     )
 
 
+def _check_periods(state: StateSpec, config: EngineConfig) -> None:
+    """Snapshots lie at the ends of blocks, where nothing that a compressor collects may be open."""
+    for part in state.parts:
+        if config.block_size % part.period_tokens:
+            raise ConfigError(
+                f"block_size is {config.block_size}; this model needs a multiple of "
+                f"{part.period_tokens}, which its state {part.name!r} repeats after"
+            )
+
+
 def _replay_rule(state: StateSpec, config: EngineConfig) -> ReplayRule:
     return ReplayRule(
         mode=config.state_replay,
         exact_tokens=state.replay_tokens,
         bounded_tokens=config.state_replay_tokens,
+        align_tokens=state.align_tokens,
     )

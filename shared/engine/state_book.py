@@ -20,10 +20,9 @@ Pairs = list[tuple[bytes, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateRules:
-    """What the books must know of a model's state; `payload_bytes` is the size of a snapshot."""
+    """What the books must know of a model's state; `snapshot_bytes`: memory for all snapshots."""
 
     rule: ReplayRule
-    payload_bytes: int
     snapshot_bytes: int
     life_s: float = STATE_LIFE_S
 
@@ -116,7 +115,7 @@ class StateBook:
         self.pool.check_integrity()
         for sequence in sequences:
             for state in (sequence.last_state, sequence.given_state):
-                if state is not None and len(state[1]) != self.rules.payload_bytes:
-                    raise InvariantViolated(f"a state of {sequence.spec.key} has a wrong size")
+                if state is not None and state[0] > sequence.tokens.size:
+                    raise InvariantViolated(f"a state of {sequence.spec.key} lies past its end")
             if sequence.num_kept > len(sequence.block_ids) * self._block_size:
                 raise InvariantViolated(f"{sequence.spec.key} keeps tokens without blocks")

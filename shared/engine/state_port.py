@@ -23,8 +23,12 @@ class StatePort:
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of one state."""
+        """Bytes of a snapshot (at a block's end)."""
         return self._spec.payload_bytes
+
+    def payload_bytes_at(self, position: int) -> int:
+        """Bytes of the state at any position."""
+        return self._spec.payload_bytes_at(position)
 
     @property
     def num_replayed_tokens(self) -> int:

@@ -7,8 +7,9 @@ drafts need no undo: they are written again. State belongs to a position, not to
 at P" is what computing token P needs of the tokens before it.
 
 A snapshot is the state at one position as one contiguous payload, so that it travels, is checked
-and is stored like a block: a header, then part by part [layer, row, ...] with the rows of positions
-P - lookback .. P - 1 in order (zeros where that is before the first token).
+and is stored like a block: a header, then part by part [layer, row, ...] with the last rows before P in
+order (zeros where that is before the first token). How many rows that are may depend on P: rows that
+wait for an entry to close are none at multiples of the entry's length, which is where snapshots are kept.
 """
 
 import math
@@ -29,7 +30,9 @@ HEADER_BYTES: Final = _HEADER.size
 class StatePart:
     """One kind of row. `num_layers` layers have it, `shape` is a row of one layer.
 
-    `lookback_tokens`: how many rows before P the state at P holds. `dtype` is one of `ITEM_BYTES`.
+    The state at P holds the rows of the last `lookback_tokens` + P modulo `period_tokens` positions: a
+    window of W tokens has a lookback of W - 1; what a compressor of ratio m collects has the period m,
+    and if entries overlap a lookback of m too. `dtype` is one of `ITEM_BYTES`.
     """
 
     name: str
@@ -37,11 +40,13 @@ class StatePart:
     lookback_tokens: int
     shape: tuple[int, ...]
     dtype: str
+    period_tokens: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
             raise ValueError(f"dtype of {self.name} must be one of {sorted(ITEM_BYTES)}")
-        if self.num_layers < 1 or self.lookback_tokens < 0 or min(self.shape, default=0) < 1:
+        least = min(self.num_layers, self.period_tokens, min(self.shape, default=0))
+        if least < 1 or self.lookback_tokens < 0:
             raise ValueError(f"the sizes of {self.name} must be positive")
 
     @property
@@ -49,10 +54,9 @@ class StatePart:
         """Bytes of a row over all its layers."""
         return self.num_layers * math.prod(self.shape) * ITEM_BYTES[self.dtype]
 
-    @property
-    def payload_bytes(self) -> int:
-        """Bytes of the part in a snapshot."""
-        return self.lookback_tokens * self.row_bytes
+    def rows_at(self, position: int) -> int:
+        """How many rows the state at `position` holds."""
+        return self.lookback_tokens + position % self.period_tokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,21 +64,34 @@ class StateSpec:
     """All state of a sequence. `replay_tokens`: so many tokens computed anew before P, from nothing
     but block KV, give the exact state at P (`state_policy.exact_replay_tokens` derives it).
 
-    `window_tokens`: the widest window, for people and for the registry.
+    `window_tokens`: the widest window, for people and for the registry. `align_tokens`: a replay begins
+    at multiples of it.
     """
 
     parts: tuple[StatePart, ...]
     replay_tokens: int
     window_tokens: int
+    align_tokens: int = 1
+
+    def payload_bytes_at(self, position: int) -> int:
+        """Bytes of the state at `position`."""
+        rows = sum(part.rows_at(position) * part.row_bytes for part in self.parts)
+        return HEADER_BYTES + rows
 
     @property
     def payload_bytes(self) -> int:
-        """Bytes of a snapshot."""
-        return HEADER_BYTES + sum(part.payload_bytes for part in self.parts)
+        """Bytes of a snapshot: at multiples of all periods, the least that there is."""
+        return self.payload_bytes_at(0)
+
+    @property
+    def most_payload_bytes(self) -> int:
+        """No state is larger."""
+        most = sum((p.lookback_tokens + p.period_tokens - 1) * p.row_bytes for p in self.parts)
+        return HEADER_BYTES + most
 
     def ring_tokens(self, part: StatePart, rollback_tokens: int) -> int:
-        """Rows of a part's ring: the lookback, the token itself, and those that may be taken back."""
-        return part.lookback_tokens + 1 + rollback_tokens
+        """Rows of a part's ring: all before a token, its own, and those that may be taken back."""
+        return part.lookback_tokens + part.period_tokens + rollback_tokens
 
     def slot_bytes(self, rollback_tokens: int) -> int:
         """Device memory of one sequence's state."""
@@ -83,7 +100,8 @@ class StateSpec:
     def describe(self) -> str:
         """A stable text of the payload's layout, for the salt of what it fits."""
         parts = (
-            f"{p.name}:{p.num_layers}x{p.lookback_tokens}x{p.shape}:{p.dtype}" for p in self.parts
+            f"{p.name}:{p.num_layers}x{p.lookback_tokens}+{p.period_tokens}x{p.shape}:{p.dtype}"
+            for p in self.parts
         )
         return f"state/{STATE_VERSION} " + " ".join(parts)
 
@@ -102,13 +120,14 @@ class StateHeader:
 
 def read_header(payload: bytes | bytearray | memoryview, spec: StateSpec) -> StateHeader:
     """Check size and header of a snapshot. Raises `InvalidRequest` that names what is wrong."""
-    if len(payload) != spec.payload_bytes:
-        raise InvalidRequest(
-            f"a state payload has {spec.payload_bytes} bytes here, not {len(payload)}"
-        )
+    if len(payload) < HEADER_BYTES:
+        raise InvalidRequest(f"a state payload has {HEADER_BYTES} bytes at least")
     magic, version, position, floor = _HEADER.unpack_from(payload)
     if magic != _MAGIC or version != STATE_VERSION:
         raise InvalidRequest(f"the payload is no state of version {STATE_VERSION}")
     if not 0 <= floor <= position:
         raise InvalidRequest(f"a state at {position} cannot begin at {floor}")
+    wanted = spec.payload_bytes_at(position)
+    if len(payload) != wanted:
+        raise InvalidRequest(f"the state at {position} has {wanted} bytes, not {len(payload)}")
     return StateHeader(position=int(position), floor=int(floor))

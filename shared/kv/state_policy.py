@@ -34,11 +34,15 @@ def exact_replay_tokens(num_window_layers: int, window_tokens: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayRule:
-    """`exact_tokens`, `bounded_tokens`: how many tokens the two modes compute again at most."""
+    """`exact_tokens`, `bounded_tokens`: how many tokens the two modes compute again at most.
+
+    A replay begins at a multiple of `align_tokens`, up to so many tokens less one earlier.
+    """
 
     mode: ReplayMode
     exact_tokens: int
     bounded_tokens: int = DEFAULT_BOUNDED_TOKENS
+    align_tokens: int = 1
 
     @property
     def name(self) -> str:
@@ -71,7 +75,7 @@ def choose_start(num_kept: int, snapshots: Iterable[int], rule: ReplayRule) -> S
 
     `snapshots`: positions; those past `num_kept` are of no use, for their blocks are not here.
     """
-    replay = max(0, num_kept - rule.num_tokens)
+    replay = max(0, num_kept - rule.num_tokens) // rule.align_tokens * rule.align_tokens
     best = max((position for position in snapshots if 0 < position <= num_kept), default=0)
     if best and best >= replay:
         return Start(position=best, snapshot=best)

@@ -50,45 +50,46 @@ class StateSlots:
             raise InvariantViolated(
                 f"the state at {position} is gone, the sequence is at {num_computed}"
             )
-        payload = bytearray(self.spec.payload_bytes)
+        payload = bytearray(self.spec.payload_bytes_at(position))
         view = memoryview(payload)
         StateHeader(position=position, floor=floor).pack_into(view)
-        for part, host in self._host_parts(view):
-            first = max(floor, position - part.lookback_tokens)
-            count = position - first
-            if count:
-                ring = self.rows[part.name]
-                places = self._places(part, first, position, ring)
-                host[:, part.lookback_tokens - count :].copy_(ring[:, slot, places])
+        for part, host in self._host_parts(view, position):
+            first = max(floor, position - host.shape[1])
+            ring = self.rows[part.name]
+            places = _places(first, position, ring)
+            host[:, host.shape[1] - places.numel() :].copy_(ring[:, slot, places])
         return bytes(payload)
 
     def unpack(self, slot: int, payload: bytes | memoryview) -> StateHeader:
         """Put a snapshot into a slot. Raises `InvalidRequest` for one that does not fit."""
         header = read_header(payload, self.spec)
-        for part, host in self._host_parts(memoryview(payload)):
-            first = max(header.floor, header.position - part.lookback_tokens)
-            count = header.position - first
-            if count:
-                ring = self.rows[part.name]
-                places = self._places(part, first, header.position, ring)
-                source = host[:, part.lookback_tokens - count :]
-                ring[:, slot].index_copy_(1, places, source.to(ring.device))
+        for part, host in self._host_parts(memoryview(payload), header.position):
+            first = max(header.floor, header.position - host.shape[1])
+            ring = self.rows[part.name]
+            places = _places(first, header.position, ring)
+            source = host[:, host.shape[1] - places.numel() :]
+            ring[:, slot].index_copy_(1, places, source.to(ring.device))
         return header
 
-    def _places(self, part: StatePart, first: int, end: int, ring: torch.Tensor) -> torch.Tensor:
-        return torch.arange(first, end, device=ring.device) % ring.shape[2]
-
-    def _host_parts(self, payload: memoryview) -> list[tuple[StatePart, torch.Tensor]]:
-        """[layer, lookback row, *shape] views of a payload; parts without rows are left out."""
+    def _host_parts(
+        self, payload: memoryview, position: int
+    ) -> list[tuple[StatePart, torch.Tensor]]:
+        """[layer, row, *shape] views of a payload; parts without rows at `position` are left out."""
         parts, offset = [], HEADER_BYTES
         for part in self.spec.parts:
-            size = part.payload_bytes
+            num_rows = part.rows_at(position)
+            size = num_rows * part.row_bytes
             if size:
-                shape = (part.num_layers, part.lookback_tokens, *part.shape)
+                shape = (part.num_layers, num_rows, *part.shape)
                 flat = _flat(payload[offset : offset + size], DTYPES[part.dtype])
                 parts.append((part, flat.view(shape)))
             offset += size
         return parts
+
+
+def _places(first: int, end: int, ring: torch.Tensor) -> torch.Tensor:
+    """Where the rows of positions `first` .. `end` - 1 lie."""
+    return torch.arange(first, end, device=ring.device) % ring.shape[2]
 
 
 def _flat(data: memoryview, dtype: torch.dtype) -> torch.Tensor:

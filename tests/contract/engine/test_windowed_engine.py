@@ -220,7 +220,7 @@ def test_state_that_does_not_fit() -> None:
             states = driver.engine.states
             assert states is not None
             driver.add(_spec(_tokens(20), mode="decode"))
-            with pytest.raises(InvalidRequest, match="a state payload has"):
+            with pytest.raises(InvalidRequest, match="24 bytes at least"):
                 states.give(("r", 0), b"short")
             with pytest.raises(NotFound):
                 states.give(("nobody", 0), bytes(states.payload_bytes))

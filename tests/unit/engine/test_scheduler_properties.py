@@ -324,7 +324,6 @@ class StatefulMachine(SchedulerMachine):
         size = self.new_state(1, 1).payload_bytes
         return StateRules(
             rule=ReplayRule(mode="exact", exact_tokens=exact),
-            payload_bytes=size,
             snapshot_bytes=3 * size,
         )
 

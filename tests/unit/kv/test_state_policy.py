@@ -64,6 +64,13 @@ def test_bounded_start(hit: int, snapshots: set[int], exact: int, bounded: int) 
         assert found == Start(position=max(usable), snapshot=max(usable))
 
 
+@given(hit=st.integers(0, 300), exact=st.integers(0, 90), align=st.integers(1, 16))
+def test_replays_begin_where_entries_do(hit: int, exact: int, align: int) -> None:
+    rule = ReplayRule(mode="exact", exact_tokens=exact, align_tokens=align)
+    starts = [s for s in range(0, hit + 1, align) if hit - s >= min(exact, hit)]
+    assert choose_start(hit, (), rule).position == max(starts)
+
+
 @given(num_tokens=st.integers(1, 300), block_size=st.integers(1, 64))
 def test_a_prompt_finds_its_own_snapshot(num_tokens: int, block_size: int) -> None:
     hits = [b for b in range(0, num_tokens, block_size) if b <= num_tokens - 1]
@@ -73,7 +80,14 @@ def test_a_prompt_finds_its_own_snapshot(num_tokens: int, block_size: int) -> No
 def _spec() -> StateSpec:
     parts = (
         StatePart(name="window", num_layers=3, lookback_tokens=5, shape=(2, 2, 4), dtype="f32"),
-        StatePart(name="pending", num_layers=1, lookback_tokens=0, shape=(8,), dtype="bf16"),
+        StatePart(
+            name="pending",
+            num_layers=1,
+            lookback_tokens=0,
+            period_tokens=8,
+            shape=(8,),
+            dtype="bf16",
+        ),
     )
     return StateSpec(parts=parts, replay_tokens=15, window_tokens=6)
 
@@ -81,8 +95,10 @@ def _spec() -> StateSpec:
 def test_sizes() -> None:
     spec = _spec()
     assert spec.payload_bytes == HEADER_BYTES + 5 * 3 * 16 * 4
-    assert spec.slot_bytes(5) == (5 + 1 + 5) * 3 * 16 * 4 + (0 + 1 + 5) * 8 * 2
-    assert "window:3x5x(2, 2, 4):f32" in spec.describe()
+    assert spec.payload_bytes_at(13) == spec.payload_bytes + 5 * 8 * 2
+    assert spec.most_payload_bytes == spec.payload_bytes + 7 * 8 * 2
+    assert spec.slot_bytes(5) == (5 + 1 + 5) * 3 * 16 * 4 + (0 + 8 + 5) * 8 * 2
+    assert "window:3x5+1x(2, 2, 4):f32" in spec.describe()
     with pytest.raises(ValueError, match="dtype of x"):
         StatePart(name="x", num_layers=1, lookback_tokens=1, shape=(1,), dtype="f8")
     with pytest.raises(ValueError, match="sizes of x"):
@@ -91,7 +107,7 @@ def test_sizes() -> None:
 
 def test_header() -> None:
     spec = _spec()
-    payload = bytearray(spec.payload_bytes)
+    payload = bytearray(spec.payload_bytes_at(128))
     header = StateHeader(position=128, floor=7)
     header.pack_into(memoryview(payload))
     assert read_header(payload, spec) == header
