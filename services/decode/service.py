@@ -11,6 +11,7 @@ from finback.services.decode.watch import PeerWatch
 from finback.shared.actor.endpoint import Call
 from finback.shared.clock import monotonic_s
 from finback.shared.engine.output import StepOutput
+from finback.shared.engine.sequence import Mode
 from finback.shared.engine.token_chunks import ChunkAssembler
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import NotFound, Unavailable

@@ -61,7 +61,10 @@ class BlockGiver:
             given = await self._by_store(job, split, first, min(end, num_full), end)
             if given is not None:
                 return given
-        return await self._not_kept(job, split, first, end, lane)
+        given = await self._not_kept(job, split, first, end, lane)
+        if lane != "shm":
+            self._keeper.keep_later(job, first, min(first + len(given.tickets), num_full))
+        return given
 
     async def _not_kept(self, job: Job, split: Split, first: int, end: int, lane: str) -> Given:
         is_usable = lane == "shm" and monotonic_s() >= self._quiet_until_s

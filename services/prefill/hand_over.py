@@ -69,7 +69,7 @@ class HandOver:
             admission = self._host.engine.add(sequence, await self._bring_prefix(job))
             if not admission.accepted:
                 raise refusal(admission)
-            job.is_in_engine = True
+            job.is_in_engine, job.sequence = True, sequence
             job.num_cached = admission.num_cached_tokens
             split = split_prompt(
                 num_known, reserved.num_cached_tokens, job.num_cached, self._block_size, at_decode

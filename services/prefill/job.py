@@ -7,6 +7,7 @@ import anyio
 
 from finback.services.prefill.split import Split
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.sequence import SequenceSpec
 from finback.shared.wire.messages.generate import GenerationSpec
 from finback.shared.wire.messages.prefill import PrefillRequest
 
@@ -15,7 +16,8 @@ from finback.shared.wire.messages.prefill import PrefillRequest
 class Job:
     """`num_computed`: prompt tokens whose KV the engine has; `scope` cancels the work.
 
-    `hashes`: of the full blocks of what is known, once they were needed.
+    `hashes`: of the full blocks of what is known, once they were needed. `sequence`: as
+    the engine got it.
     `parent` is the trace context that the request came with. `blamed`: the instance that a failure
     is put down to, when it is not this one.
     """
@@ -25,6 +27,7 @@ class Job:
     parent: Any = None
     prompt: bytes = b""
     hashes: tuple[bytes, ...] = ()
+    sequence: SequenceSpec | None = None
     split: Split | None = None
     num_cached: int = 0
     num_computed: int = 0

@@ -10,6 +10,7 @@ import anyio
 
 from finback.services.prefill.job import Job
 from finback.shared.engine.from_wire import known_tokens, store_terms
+from finback.shared.engine.prefix_port import NewBlock
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import ServingError
 from finback.shared.kv.cache_client import CacheLease
@@ -40,11 +41,7 @@ class BlockKeeper:
 
         They hold as long as `lease`, which the caller releases.
         """
-        if not job.hashes:
-            tokens = known_tokens(job.spec.choices[0], job.prompt)
-            salt = job.spec.cache_salt.encode()
-            job.hashes = self._host.engine.prefixes.chain(tokens, salt)
-        hashes = job.hashes[first:end]
+        hashes = self._names(job)[first:end]
         attributes = {
             tracing.REQUEST_ID: job.spec.request_id,
             "finback.first_block": first,
@@ -58,6 +55,20 @@ class BlockKeeper:
         while len(run) in tickets:
             run.append(tickets[len(run)])
         return tuple(run)
+
+    def keep_later(self, job: Job, first: int, end: int) -> None:
+        """Decode is on another host; the blocks are kept on this one all the same, behind the steps."""
+        if job.sequence is not None and self.wants(job):
+            for index, name in enumerate(self._names(job)[first:end], start=first):
+                block = NewBlock(hash=name, index=index, spec=job.sequence)
+                self._host.write_back.put(block)
+
+    def _names(self, job: Job) -> tuple[bytes, ...]:
+        if not job.hashes:
+            tokens = known_tokens(job.spec.choices[0], job.prompt)
+            salt = job.spec.cache_salt.encode()
+            job.hashes = self._host.engine.prefixes.chain(tokens, salt)
+        return job.hashes
 
     async def _store(
         self, job: Job, first: int, hashes: tuple[bytes, ...], lease: CacheLease

@@ -165,6 +165,12 @@ class PrefixFetcher:
             self._book.record("overhead", asked_s)
             self._book.record("host", (all_s - asked_s) / num_blocks)
 
+    def count_device(self, num_tokens: int) -> None:
+        """A prompt that needed no fetch was found here, as far as this."""
+        if num_tokens:
+            num_blocks = num_tokens // self._block_size
+            self._metrics.count("finback.worker.prefix_blocks", num_blocks, tier="device")
+
     def release(self, hold: PrefixHold) -> None:
         """Nobody will queue the prompt."""
         self._prefixes.release(hold)

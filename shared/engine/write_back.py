@@ -59,7 +59,12 @@ class WriteBack:
 
     def offer(self, block: NewBlock) -> None:
         """A block that was computed here. What prefill computes goes with its hand-over."""
-        if block.spec.mode == "prefill" or not terms_of(block.spec).wants_store:
+        if block.spec.mode != "prefill":
+            self.put(block)
+
+    def put(self, block: NewBlock) -> None:
+        """A block to keep, if its request wants that."""
+        if not terms_of(block.spec).wants_store:
             return
         if len(self._queue) >= MAX_QUEUE:
             self._count("queue_full")
