@@ -96,6 +96,7 @@ class Scheduler:
         """End a choice with its first `num_tokens` completion tokens; also one that has ended."""
         sequence = self.table.by_key.get(key)
         if sequence is not None:
+            self.table.forget_past(sequence, sequence.num_prompt + num_tokens)
             self.table.end(sequence, sequence.num_prompt + num_tokens)
             return sequence.counts(min(num_tokens, sequence.num_completion))
         record = self.table.ended.pop(key, None)

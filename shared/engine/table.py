@@ -173,6 +173,11 @@ class SequenceTable:
                 self.on_registered(sequence, index)
         sequence.num_registered = count
 
+    def forget_past(self, sequence: Sequence, num_tokens: int) -> None:
+        """Nobody shall find blocks with tokens past these: they lie behind the completion's end."""
+        first = num_tokens // self.config.block_size
+        self.pool.unregister(sequence.block_ids[first : sequence.num_registered])
+
     def unregistered_hashes(self, sequence: Sequence) -> list[bytes]:
         """Of the full blocks of its known tokens, those that nobody can find yet."""
         if not self.config.prefix_caching:
