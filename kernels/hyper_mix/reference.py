@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from finback.kernels.rms_norm.reference import rms_norm
+
 
 class Mix(NamedTuple):
     """One site's mixing: `hidden` [N, d] goes in; `post` [N, n] and `comb` [N, n, n] bring it back."""
@@ -25,8 +27,11 @@ def hyper_mix(
     norm_eps: float,
     eps: float,
     num_iterations: int,
+    norm_weight: torch.Tensor | None = None,
 ) -> Mix:
     """Collapse streams [N, n, d] for a block, and say how its output is spread over them.
+
+    `norm_weight` [d]: the block's own RMS norm, which is applied to what goes in.
 
     fn [2n + n*n, n*d], base [2n + n*n], scale [3], float32. With z = fn u / rms(u) of the flattened
     streams u: pre = sigmoid(z_0 scale_0 + base_0) + eps; post = 2 sigmoid(z_1 scale_1 + base_1); comb
@@ -43,7 +48,10 @@ def hyper_mix(
     for _ in range(num_iterations - 1):
         comb = comb / (comb.sum(dim=2, keepdim=True) + eps)
         comb = comb / (comb.sum(dim=1, keepdim=True) + eps)
-    return Mix(_weighted(streams, pre), post, comb)
+    hidden = _weighted(streams, pre)
+    if norm_weight is not None:
+        hidden = rms_norm(hidden, norm_weight, norm_eps)
+    return Mix(hidden, post, comb)
 
 
 def hyper_spread(streams: torch.Tensor, output: torch.Tensor, mix: Mix) -> torch.Tensor:

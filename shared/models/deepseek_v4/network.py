@@ -32,15 +32,13 @@ class Layer:
 
     def __call__(self, batch: V4Batch, streams: torch.Tensor, memory: LayerMemory) -> torch.Tensor:
         """streams [N, n, d] -> the same."""
-        weights, eps = self._weights, self._config.norm_eps
-        mix = self._mixed(streams, weights.attention_mix)
-        hidden = rms_norm(mix.hidden, weights.attention_norm, eps)
-        streams = hyper_spread(streams, self._attention(batch, hidden, memory), mix)
-        mix = self._mixed(streams, weights.mixture_mix)
-        hidden = rms_norm(mix.hidden, weights.mixture_norm, eps)
-        return hyper_spread(streams, self._mixture(batch.token_ids, hidden), mix)
+        weights = self._weights
+        mix = self._mixed(streams, weights.attention_mix, weights.attention_norm)
+        streams = hyper_spread(streams, self._attention(batch, mix.hidden, memory), mix)
+        mix = self._mixed(streams, weights.mixture_mix, weights.mixture_norm)
+        return hyper_spread(streams, self._mixture(batch.token_ids, mix.hidden), mix)
 
-    def _mixed(self, streams: torch.Tensor, weights: HyperWeights) -> Mix:
+    def _mixed(self, streams: torch.Tensor, weights: HyperWeights, norm: torch.Tensor) -> Mix:
         config = self._config
         return hyper_mix(
             streams,
@@ -50,6 +48,7 @@ class Layer:
             norm_eps=config.norm_eps,
             eps=config.hyper_eps,
             num_iterations=config.sinkhorn_iterations,
+            norm_weight=norm,
         )
 
 

@@ -8,11 +8,15 @@ from hypothesis import strategies as st
 
 from finback.kernels.compress_entries.reference import compress_entries
 from finback.kernels.expert_mlp.reference import expert_mlp
+from finback.kernels.expert_mlp_fp4.reference import unpack
+from finback.kernels.expert_mlp_w4a8.packing import pack
+from finback.kernels.expert_mlp_w4a8.reference import dequantise_rows, quantise_rows
 from finback.kernels.hyper_mix.reference import hyper_mix, hyper_spread
 from finback.kernels.latent_attention.reference import latent_attention
 from finback.kernels.rotary_pairs.reference import rotary_pairs
 from finback.kernels.route_experts.reference import route_experts
 from finback.kernels.select_entries.reference import select_entries
+from support.v4_checks import random_matrices
 
 SEEDS = st.integers(0, 10_000)
 
@@ -144,3 +148,24 @@ def test_turning_back_undoes_turning() -> None:
     torch.testing.assert_close(torch.view_as_complex(turned[..., 4:6].contiguous()), expected)
     back = rotary_pairs(turned, angles.cos(), angles.sin(), inverse=True)
     torch.testing.assert_close(back, rows)
+
+
+def test_packed_weights_are_the_same_numbers() -> None:
+    """Shift, sign and factor of each weight, read back with plain arithmetic."""
+    matrices = random_matrices(2, 8, 128, seed=9)
+    packed = pack(matrices)
+    four = packed.codes.view(2, 8, -1, 4).to(torch.int32)
+    codes = torch.stack((four & 7, (four >> 4) & 7), dim=-1).flatten(-2)
+    negative = torch.cat((four >> 7, (four >> 3) & 1), dim=-1)
+    table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = (table[codes] * (1 - 2 * negative)).flatten(-2)
+    shifts = packed.shifts.to(torch.int32).repeat_interleave(32, dim=-1) // 8 - 5
+    values = torch.ldexp(values, shifts) * packed.factors[..., None]
+    assert torch.equal(values, unpack(matrices))
+
+
+def test_activations_are_rounded_to_a_sixteenth() -> None:
+    rows = torch.randn((7, 256), generator=torch.Generator().manual_seed(1)) * 50
+    found = dequantise_rows(quantise_rows(rows))
+    assert ((found - rows).abs() <= rows.abs() / 16 + 1e-6 * 50).float().mean() > 0.99
+    assert torch.equal(dequantise_rows(quantise_rows(torch.zeros(1, 128))), torch.zeros(1, 128))
