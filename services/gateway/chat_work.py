@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any, Final
 
 from finback.services.gateway.body import parse_object
+from finback.services.gateway.caching import caching_of, salt_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.chat import ChatProtocol
 from finback.services.gateway.chat_schema import ChatRequest
@@ -56,7 +57,9 @@ async def chat_work(
     _check(request)
     conversation = conversation_of(request)
     grammar = model.format.grammar(conversation)
-    prompt = await model.encode_conversation(conversation, tenant)
+    caching = caching_of(request)
+    salt = salt_of(tenant, caching.cache_salt)
+    prompt = await model.encode_conversation(conversation, salt)
     asked = request.max_completion_tokens or request.max_tokens
     is_new = request.max_completion_tokens is not None
     room = model.check_length(prompt.num_tokens, asked, _NEW_PARAMS if is_new else _PARAMS)
@@ -85,6 +88,7 @@ async def chat_work(
         grammar_param=_blame(conversation, request),
         output=model.output(conversation),
         is_open_ended=asked is None,
+        caching=caching,
     )
 
 

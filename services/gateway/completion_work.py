@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any, Final
 
 from finback.services.gateway.body import parse_object
+from finback.services.gateway.caching import caching_of, salt_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.completions import CompletionProtocol
 from finback.services.gateway.exchange import Exchange
@@ -59,7 +60,8 @@ async def completion_work(
         )
     choices = choices_of(request)
     grammar = grammar_of(request)
-    prompts, texts = await _prompts(request, model, tenant)
+    caching = caching_of(request)
+    prompts, texts = await _prompts(request, model, salt_of(tenant, caching.cache_salt))
     if len(prompts) * len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
     asked = request.max_tokens
@@ -88,11 +90,12 @@ async def completion_work(
         has_token_ids=bool(request.return_token_ids),
         grammar=grammar,
         grammar_param=grammar_param(grammar, request) if grammar is not None else "",
+        caching=caching,
     )
 
 
 async def _prompts(
-    request: CompletionRequest, model: ServedModel, tenant: str
+    request: CompletionRequest, model: ServedModel, salt: str
 ) -> tuple[list[Prompt], list[str]]:
     """The prompts, and each as text for `echo`."""
     given = request.prompt
@@ -102,10 +105,10 @@ async def _prompts(
     for index, item in enumerate(items):
         param = f"prompt.{index}" if is_many else "prompt"
         if isinstance(item, str):
-            prompts.append(await model.encode_text(item, tenant, param))
+            prompts.append(await model.encode_text(item, salt, param))
             texts.append(item)
         else:
-            prompts.append(model.from_ids(item, tenant, param))
+            prompts.append(model.from_ids(item, salt, param))
             raw = b"".join(map(model.tokenizer.token_bytes, item)) if request.echo else b""
             texts.append(raw.decode("utf-8", errors="replace"))
     return prompts, texts

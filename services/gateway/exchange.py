@@ -12,6 +12,7 @@ from opentelemetry import trace
 from finback.services.gateway.accounts import Accounts, Bill
 from finback.services.gateway.answer import Answer
 from finback.services.gateway.answer_events import Usage
+from finback.services.gateway.caching import salt_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation
@@ -160,11 +161,13 @@ class Exchange:
                     choices=work.choices,
                     gateway=self._desk.instance,
                     tenant=caller.tenant,
-                    traffic_class=caller.grant.traffic_class,
+                    traffic_class=work.caching.traffic_class or caller.grant.traffic_class,
                     grammar=grammar,
                     credit_tokens=CREDIT_TOKENS,
                     # What one tenant has sent must not make another's answer come sooner.
-                    cache_salt=caller.tenant,
+                    cache_salt=salt_of(caller.tenant, work.caching.cache_salt),
+                    retention_s=work.caching.retention_s,
+                    session=work.caching.session,
                     drafting=self._config.drafting,
                 ),
                 block_hashes=prompt.block_hashes,

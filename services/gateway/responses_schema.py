@@ -4,6 +4,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from finback.services.gateway.caching import CacheKey, CacheSalt, Retention, TrafficClass
 from finback.services.gateway.schema import MAX_TOKENS, Model, NumTokens
 
 # `include` values that ask for parts of tools which are not there: nothing is left out then.
@@ -89,13 +90,15 @@ class ResponsesRequest(InputRequest):
     service_tier: ServiceTier | None = None
     user: Label | None = None
     safety_identifier: Label | None = None
-    prompt_cache_key: Label | None = None
-    prompt_cache_retention: Literal["in_memory", "in-memory", "24h"] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: Retention | None = None
 
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] | None = None
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
+    traffic_class: TrafficClass | None = None
+    cache_salt: CacheSalt | None = None
 
 
 class CountRequest(InputRequest):

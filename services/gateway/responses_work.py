@@ -2,6 +2,7 @@
 
 from typing import Final
 
+from finback.services.gateway.caching import caching_of, salt_of
 from finback.services.gateway.responses_conversation import droppable, without_first_turns
 from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.responses_protocol import ResponsesProtocol
@@ -21,7 +22,9 @@ async def responses_work(
 ) -> Work:
     """Encode and check; raises `InvalidRequest` for what does not fit."""
     request = plan.request
-    conversation, prompt = await _fitting(plan, model, tenant)
+    caching = caching_of(request, conversation=_name_of(plan))
+    salt = salt_of(tenant, caching.cache_salt)
+    conversation, prompt = await _fitting(plan, model, salt)
     room = model.check_length(prompt.num_tokens, request.max_output_tokens, PARAMS)
     grammar = model.format.grammar(conversation)
     return Work(
@@ -35,7 +38,17 @@ async def responses_work(
         grammar_param=grammar_param(conversation),
         is_open_ended=request.max_output_tokens is None,
         output=model.output(conversation),
+        caching=caching,
     )
+
+
+def _name_of(plan: Plan) -> str:
+    """The conversation's id, or that of the first item of a chain of responses."""
+    context = plan.context
+    if context.conversation_id is not None:
+        return f"conversation:{context.conversation_id}"
+    first = context.items[0].get("id") if context.items else None
+    return f"chain:{first}" if isinstance(first, str) else ""
 
 
 def grammar_param(conversation: Conversation) -> str:
@@ -43,28 +56,28 @@ def grammar_param(conversation: Conversation) -> str:
     return "text.format.schema" if conversation.answer is not None else "tools"
 
 
-async def encode(conversation: Conversation, model: ServedModel, tenant: str) -> Prompt:
+async def encode(conversation: Conversation, model: ServedModel, salt: str) -> Prompt:
     """The prompt of a conversation; errors name this API's fields."""
     try:
-        return await model.encode_conversation(conversation, tenant)
+        return await model.encode_conversation(conversation, salt)
     except InvalidRequest as error:
         if error.param != "messages":
             raise
         raise InvalidRequest(error.public_message, param="input", reason=error.reason) from error
 
 
-async def _fitting(plan: Plan, model: ServedModel, tenant: str) -> tuple[Conversation, Prompt]:
+async def _fitting(plan: Plan, model: ServedModel, salt: str) -> tuple[Conversation, Prompt]:
     """The conversation, or with `truncation: auto` as much of its end as fits."""
     whole = plan.conversation
     if plan.request.truncation != "auto":
-        return whole, await encode(whole, model, tenant)
-    found = await _try(whole, plan, model, tenant)
+        return whole, await encode(whole, model, salt)
+    found = await _try(whole, plan, model, salt)
     cuts = [0, *droppable(whole)]
     low, high = 1, len(cuts) - 1  # the fewest turns dropped, by bisection
     while found is None and low <= high:
         middle = (low + high) // 2
         shorter = without_first_turns(whole, cuts[middle])
-        tried = await _try(shorter, plan, model, tenant)
+        tried = await _try(shorter, plan, model, salt)
         if tried is None:
             low = middle + 1
         elif middle == low:
@@ -73,15 +86,15 @@ async def _fitting(plan: Plan, model: ServedModel, tenant: str) -> tuple[Convers
             high = middle
     if found is None:
         shortest = without_first_turns(whole, cuts[-1])
-        return shortest, await encode(shortest, model, tenant)
+        return shortest, await encode(shortest, model, salt)
     return found
 
 
 async def _try(
-    conversation: Conversation, plan: Plan, model: ServedModel, tenant: str
+    conversation: Conversation, plan: Plan, model: ServedModel, salt: str
 ) -> tuple[Conversation, Prompt] | None:
     try:
-        prompt = await encode(conversation, model, tenant)
+        prompt = await encode(conversation, model, salt)
         model.check_length(prompt.num_tokens, plan.request.max_output_tokens, PARAMS)
     except InvalidRequest as error:
         if error.reason != TOO_LONG:

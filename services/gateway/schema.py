@@ -9,6 +9,8 @@ from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from finback.services.gateway.caching import CacheKey, CacheSalt, Retention, TrafficClass
+
 MAX_CHOICES: Final = 128
 MAX_TOKENS: Final = 2**31 - 1
 MAX_STOPS: Final = 16
@@ -100,6 +102,8 @@ class GenerationRequest(Model):
     frequency_penalty: Penalty | None = None
     # Values are checked one by one afterwards: a huge map must not become a huge list of errors.
     logit_bias: dict[str, Any] | None = None
+    prompt_cache_key: CacheKey | None = None
+    prompt_cache_retention: Retention | None = None
 
     # Extensions
     top_k: Annotated[int, Field(ge=-1, le=MAX_TOKENS)] | None = None
@@ -108,6 +112,8 @@ class GenerationRequest(Model):
     min_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] | None = None
     ignore_eos: bool | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=256, fail_fast=True)] | None = None
+    traffic_class: TrafficClass | None = None
+    cache_salt: CacheSalt | None = None
     response_format: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None
 

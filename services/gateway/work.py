@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from finback.services.gateway.answer_events import ChoiceEvent, Output, Usage
+from finback.services.gateway.caching import NO_CACHING, Caching
 from finback.services.gateway.served_model import Prompt
 from finback.shared.errors import ServingError
 from finback.shared.wire.messages.generate import ChoiceSpec, GrammarSpec, SamplingSpec
@@ -42,7 +43,7 @@ class Work:
     `grammar` is not compiled yet; `grammar_param` is the request field to blame for it. `output`:
     how the text of each choice is parsed, None: not at all. `is_open_ended`: nobody asked for a
     limit to the answer, so that it is as much as the model has room for. `has_token_ids`: the answer
-    tells its ids.
+    tells its ids. The prompts are hashed with the salt of `caching`.
     """
 
     is_stream: bool
@@ -56,3 +57,4 @@ class Work:
     is_open_ended: bool = False
     output: Output | None = None
     has_token_ids: bool = False
+    caching: Caching = NO_CACHING
