@@ -6,13 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from support.stack import Answer, Stack, StreamFailed
+from support.stack import Answer, Stack
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 LONG = {"max_tokens": 96, "ignore_eos": True}
-# What a client may have to wait for word after a worker's death.
-WORD_S = 5.0
 
 
 @pytest.mark.parametrize("service", ["router", "cache", "drafter", "sampler", "prefill"])
@@ -45,33 +43,24 @@ def test_a_constrained_stream_waits_for_the_sampler(stack: Stack) -> None:
     stack.wait_restored("sampler", lost)
 
 
-def test_after_a_kill_of_decode_the_client_gets_word(stack: Stack) -> None:
-    lost, killed_s = "", 0.0
-    last_s = time.monotonic()
-    try:
-        for number, _ in enumerate(stack.stream("Count upwards.", **LONG)):
-            last_s = time.monotonic()
-            if number == 5:
-                lost, killed_s = stack.kill("decode"), time.monotonic()
-    except StreamFailed as error:
-        assert str(error)
-        last_s = time.monotonic()
+def test_after_a_kill_of_the_only_decode_a_stream_waits_for_the_next(stack: Stack) -> None:
+    answer, lost = Answer(), ""
+    for number, chunk in enumerate(stack.stream("Count upwards.", n=2, **LONG)):
+        answer.add(chunk)
+        if number == 5:
+            lost = stack.kill("decode")
     assert lost
-    assert last_s - killed_s < WORD_S
+    assert answer.completion_tokens == 2 * LONG["max_tokens"]
+    assert answer.finish_reason == "length"
     stack.wait_restored("decode", lost)
-    assert stack.ask("And now?", max_tokens=4).completion_tokens > 0
 
 
-def test_after_a_kill_of_prefill_the_client_gets_word(stack: Stack) -> None:
+def test_after_a_kill_of_prefill_a_prompt_is_computed_elsewhere(stack: Stack) -> None:
     with ThreadPoolExecutor(1) as pool:
         asked = pool.submit(stack.ask, "word " * 3000, max_tokens=4)
         time.sleep(0.5)  # it is being computed
-        lost, killed_s = stack.kill("prefill"), time.monotonic()
-        try:
-            assert asked.result(60).completion_tokens > 0
-        except StreamFailed as error:
-            assert str(error)
-            assert time.monotonic() - killed_s < WORD_S
+        lost = stack.kill("prefill")
+        assert asked.result(60).completion_tokens > 0
     stack.wait_restored("prefill", lost)
 
 

@@ -5,8 +5,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,28 @@ class Stack:
         told = self.status()["services"][service]
         os.kill(int(told["pid"]), signal.SIGKILL)
         return str(told["instance"])
+
+    def kill_nats(self) -> None:
+        """As `kill -9` of the private server."""
+        os.kill(int(self._state()["nats_pid"]), signal.SIGKILL)
+
+    def whole(
+        self,
+        text: str,
+        *,
+        meanwhile: tuple[float, Callable[[], None]] | None = None,
+        **options: Any,
+    ) -> dict[str, Any]:
+        """An answer that is not streamed; `meanwhile`: (seconds, what to do then)."""
+        body = {"model": "gpt-4o", "messages": [{"role": "user", "content": text}], **options}
+        timer = threading.Timer(*meanwhile) if meanwhile else threading.Timer(0, lambda: None)
+        timer.start()
+        reply = httpx.post(f"{self.http}/v1/chat/completions", json=body, timeout=60.0)
+        timer.join()
+        if reply.status_code != 200:
+            raise StreamFailed(f"{reply.status_code}: {reply.text}")
+        told: dict[str, Any] = reply.json()
+        return told
 
     def wait_restored(self, service: str, lost: str) -> None:
         """Until another instance of the service serves."""
