@@ -15,13 +15,16 @@ def floats() -> torch.dtype:
     return torch.float32 if device() == "cpu" else torch.bfloat16
 
 
-def random_matrices(num_experts: int, size_out: int, size_in: int, seed: int) -> Fp4Matrices:
+def random_matrices(
+    num_experts: int, size_out: int, size_in: int, seed: int, where: str | None = None
+) -> Fp4Matrices:
     """All codes; scales that differ by up to eight octaves within a row."""
     generator = torch.Generator().manual_seed(seed)
     kind: dict[str, Any] = {"generator": generator, "dtype": torch.uint8}
     codes = torch.randint(0, 256, (num_experts, size_out, size_in // 2), **kind)
     scales = torch.randint(114, 123, (num_experts, size_out, size_in // 32), **kind)
-    return Fp4Matrices(codes.to(device()), scales.to(device()))
+    where = where or device()
+    return Fp4Matrices(codes.to(where), scales.to(where))
 
 
 def check_experts(rows: int, num_experts: int, size: int, inner: int, top_k: int) -> None:

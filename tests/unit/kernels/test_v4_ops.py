@@ -152,7 +152,7 @@ def test_turning_back_undoes_turning() -> None:
 
 def test_packed_weights_are_the_same_numbers() -> None:
     """Shift, sign and factor of each weight, read back with plain arithmetic."""
-    matrices = random_matrices(2, 8, 128, seed=9)
+    matrices = random_matrices(2, 8, 128, seed=9, where="cpu")
     packed = pack(matrices)
     four = packed.codes.view(2, 8, -1, 4).to(torch.int32)
     codes = torch.stack((four & 7, (four >> 4) & 7), dim=-1).flatten(-2)
