@@ -97,6 +97,7 @@ class StepPlanner:
     def __init__(self, table: SequenceTable) -> None:
         self._table = table
         self._config = table.config
+        self._states = table.states
         self._next_step = 1
         self.held: list[Sequence] = []
 
@@ -276,13 +277,11 @@ class StepPlanner:
 
     def _cut(self, sequence: Sequence) -> int:
         """Where the state is copied before its prompt goes on; 0: nowhere."""
-        states = self._table.states
+        states = self._states
         return states.cut(sequence) if states and self._config.prefix_caching else 0
 
     def _capture(self, sequence: Sequence, num_rows: int) -> CaptureKind:
         """Whether a step of so many rows leaves a snapshot; asked before it is planned."""
-        if self._table.states is None:
-            return ""
         if sequence.is_decoding:
             return "block"
         end = computed_low(sequence) + num_rows
@@ -303,8 +302,10 @@ class StepPlanner:
         if sequence.num_sent_blocks < len(sequence.block_ids):
             new_block_ids = tuple(sequence.block_ids[sequence.num_sent_blocks :])
             sequence.num_sent_blocks = len(sequence.block_ids)
-        capture = self._capture(sequence, num_rows)
+        capture: CaptureKind = ""
         state = None
+        if self._states is not None:
+            capture = self._capture(sequence, num_rows)
         if init is not None:  # from here on its state is that of the slot
             state, sequence.start_state, sequence.given_state = sequence.start_state, None, None
         is_chunk = not sequence.is_decoding
