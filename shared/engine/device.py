@@ -15,11 +15,13 @@ import numpy.typing as npt
 import torch
 
 from finback.shared.cores import num_cores
+from finback.shared.engine.host_regions import HostRegions
 from finback.shared.engine.memory import free_memory_bytes
 from finback.shared.errors import BackendUnavailable
 
 DeviceName = Literal["cpu", "cuda"]
 _T = TypeVar("_T")
+_PORTABLE = 1  # cudaHostRegisterPortable
 
 
 def choose_device(wanted: str) -> DeviceName:
@@ -88,6 +90,17 @@ def _say_once_that_the_guard_is_a_prototype() -> None:
         torch.cuda.set_sync_debug_mode("default")
 
 
+def _register(address: int, num_bytes: int) -> bool:
+    """Pin host memory for every context; False if the driver will not (limits, kind of memory)."""
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    return int(runtime.cudaHostRegister(address, num_bytes, _PORTABLE)) == 0
+
+
+def _unregister(address: int) -> None:
+    runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+    runtime.cudaHostUnregister(address)
+
+
 class Device:
     """One device, used by one thread."""
 
@@ -96,6 +109,8 @@ class Device:
         self._num_threads = num_threads or num_cores()
         self._torch_device = torch.device(name)
         self._pool: tuple[int, int] | None = None
+        self._regions = HostRegions(_register, _unregister)
+        self._staging = torch.empty(0, dtype=torch.uint8)
 
     def prepare_thread(self) -> None:
         """Set up the calling thread to compute; call it there once."""
@@ -115,6 +130,47 @@ class Device:
         if self.name == "cuda":
             return int(torch.cuda.mem_get_info()[0])
         return free_memory_bytes()
+
+    # -- blocks to and from host memory
+
+    def copy_out(self, source: torch.Tensor, out: memoryview) -> None:
+        """The bytes of a contiguous tensor of this device into host memory; returns when they are there.
+
+        Straight into a mapping (an arena's extent), through pinned staging into anything else.
+        """
+        flat = source.view(torch.uint8).flatten()
+        if self.name == "cpu":
+            np.copyto(np.frombuffer(out, np.uint8), flat.numpy())
+            return
+        is_direct = self._regions.holds(out)
+        host = torch.frombuffer(out, dtype=torch.uint8) if is_direct else self._staged(len(out))
+        host.copy_(flat, non_blocking=True)
+        self.mark()()
+        if not is_direct:
+            np.copyto(np.frombuffer(out, np.uint8), host.numpy())
+
+    def copy_in(self, data: memoryview, target: torch.Tensor) -> None:
+        """Host memory into a contiguous tensor of this device; `data` may be reused afterwards."""
+        flat = target.view(torch.uint8).flatten()
+        if self.name == "cpu":
+            np.copyto(flat.numpy(), np.frombuffer(data, np.uint8))
+            return
+        if not data.readonly and self._regions.holds(data):
+            host = torch.frombuffer(data, dtype=torch.uint8)
+        else:
+            host = self._staged(len(data))
+            np.copyto(host.numpy(), np.frombuffer(data, np.uint8))
+        flat.copy_(host, non_blocking=True)
+        self.mark()()
+
+    def close(self) -> None:
+        """Give registered memory back; no copy may follow."""
+        self._regions.clear()
+
+    def _staged(self, num_bytes: int) -> torch.Tensor:
+        if self._staging.numel() < num_bytes:
+            self._staging = self.pinned(num_bytes, dtype=torch.uint8)
+        return self._staging[:num_bytes]
 
     # -- steps that nobody waits for
 

@@ -223,11 +223,19 @@ class Runner:
 
     def pack_block(self, block_id: int, num_tokens: int, out: memoryview) -> None:
         """Write the first tokens of a block in the host layout."""
-        self._pool.pack_block(block_id, num_tokens, out)
+        if self._device.name == "cpu":
+            self._pool.pack_block(block_id, num_tokens, out)
+            return
+        self._device.copy_out(self._pool.gather_block(block_id, num_tokens), out)
 
     def unpack_block(self, block_id: int, num_tokens: int, data: memoryview) -> None:
         """Read the first tokens of a block from the host layout."""
-        self._pool.unpack_block(block_id, num_tokens, data)
+        if self._device.name == "cpu":
+            self._pool.unpack_block(block_id, num_tokens, data)
+            return
+        packed = self._pool.empty_block(num_tokens)
+        self._device.copy_in(data, packed)
+        self._pool.scatter_block(block_id, num_tokens, packed)
 
     def touch_blocks(self, first: int, end: int) -> bool:
         """Make their memory ready; from any thread, beside everything else."""
@@ -235,4 +243,5 @@ class Runner:
 
     def close(self) -> None:
         """Release the model's threads and memory; no call may follow."""
+        self._device.close()
         self._model.close()

@@ -90,6 +90,20 @@ class KVPool:
         for kv, part in enumerate(self._block_views(block_id, num_tokens)):
             _copy(part, host[:, kv])
 
+    def gather_block(self, block_id: int, num_tokens: int) -> torch.Tensor:
+        """The block in the host layout, on the pool's device: [layer, k/v, token, head, dim]."""
+        return torch.stack(self._block_views(block_id, num_tokens), dim=1)
+
+    def scatter_block(self, block_id: int, num_tokens: int, packed: torch.Tensor) -> None:
+        """What `gather_block` gave, into a block of this pool."""
+        for kv, part in enumerate(self._block_views(block_id, num_tokens)):
+            part.copy_(packed[:, kv])
+
+    def empty_block(self, num_tokens: int) -> torch.Tensor:
+        """Room on the pool's device for what `gather_block` gives."""
+        shape = (self.num_layers, 2, num_tokens, self.num_kv_heads, self.head_dim)
+        return torch.empty(shape, dtype=self.k.dtype, device=self.k.device)
+
     def copy_block(self, source: int, target: int) -> None:
         """Copy a block inside the pool."""
         self.k[:, target].copy_(self.k[:, source])
