@@ -13,7 +13,8 @@ from finback.services.cache.segments.database import Database, IndexDamaged, dis
 from finback.services.cache.segments.index import Index
 from finback.services.cache.segments.options import StoreOptions
 from finback.services.cache.segments.pins import Pins
-from finback.services.cache.segments.recovered import Recovered, describe
+from finback.services.cache.segments.record import BlockRecord
+from finback.services.cache.segments.recovered import Recovered, by_salt, describe
 from finback.services.cache.segments.recovery import Recovery
 from finback.services.cache.segments.segment_table import SegmentTable
 
@@ -85,7 +86,13 @@ class IndexKeeper:
 
     def refresh_others(self) -> None:
         """Read what other writers of the folder appended. Needs `writing`."""
-        self.run(lambda: self._report([self._catch_up_others()], "read other writers' segments"))
+        self.run(self._refresh_others)
+
+    def _refresh_others(self) -> None:
+        done = self._catch_up_others()
+        self._report([done], "read other writers' segments")
+        for salt, hashes in by_salt(done.found).items():
+            self._options.on_found(salt, hashes)
 
     def close(self) -> None:
         """Leave it so that the next open need not doubt it. Raises `IndexDamaged`."""
@@ -159,10 +166,12 @@ class IndexKeeper:
                 if self.ignored.get(name) != why:
                     self._log.warning("a segment is left alone", file=name, why=why)
                 self.ignored[name] = why
-            for entry in part.lost:
-                record = entry.record
-                if self.index.get(record.salt, record.hash) is None:
-                    self._options.on_removed(record.salt, [record.hash])
+            lost = [entry.record for entry in part.lost if not self._has(entry.record)]
+            for salt, hashes in by_salt(lost).items():
+                self._options.on_removed(salt, hashes)
         figures = describe(parts)
         if any(figures.values()):
             self._log.info(event, **figures)
+
+    def _has(self, record: BlockRecord) -> bool:
+        return self.index.get(record.salt, record.hash) is not None

@@ -12,7 +12,8 @@ MIN_BYTES: Final = 1024 * 1024
 SEGMENT_BYTES: Final = 256 * 1024 * 1024
 _WRITER: Final = re.compile(r"^[a-z0-9][a-z0-9._-]{0,62}$")
 
-# (salt, hashes) of blocks that are no longer in the store, called with its locks held
+# (salt, hashes) of blocks that are no longer in the store, or that a sweep found with other
+# writers; called with the store's locks held, maybe from within `open`
 OnRemoved = Callable[[str, list[bytes]], None]
 
 
@@ -41,6 +42,7 @@ class StoreOptions:
     log: Any
     count: Count
     on_removed: OnRemoved
+    on_found: OnRemoved
 
     def __post_init__(self) -> None:
         if not _WRITER.match(self.writer):
@@ -62,5 +64,5 @@ def ignore_count(name: str, amount: float = 1, /, **labels: str) -> None:
     """Counts nothing."""
 
 
-def ignore_removed(salt: str, hashes: list[bytes]) -> None:
+def ignore_names(salt: str, hashes: list[bytes]) -> None:
     """Tells nobody."""

@@ -21,7 +21,7 @@ from finback.services.cache.segments.packing import Packer
 from finback.services.cache.segments.record import BlockRecord, Entry, Miss
 from finback.services.cache.segments.runs import RUN_BYTES, runs
 
-_THREADS: Final = 2
+_THREADS: Final = 3
 _LEAST_RUN_BYTES: Final = 1024 * 1024
 _MOST_AHEAD: Final = 4  # runs that are read before the first of them is checked
 

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from finback.services.cache.segments.record import Entry
+from finback.services.cache.segments.record import BlockRecord, Entry
 
 
 @dataclass(slots=True)
@@ -16,6 +16,7 @@ class Recovered:
     num_segments: int = 0
     ignored: dict[str, str] = field(default_factory=dict)  # file -> why
     lost: list[Entry] = field(default_factory=list)
+    found: list[BlockRecord] = field(default_factory=list)  # of other writers
 
     def add(self, other: "Recovered") -> None:
         """Count another folder in."""
@@ -25,6 +26,15 @@ class Recovered:
         self.num_segments += other.num_segments
         self.ignored |= other.ignored
         self.lost += other.lost
+        self.found += other.found
+
+
+def by_salt(records: Iterable[BlockRecord]) -> dict[str, list[bytes]]:
+    """Hashes of records by their salt."""
+    found: dict[str, list[bytes]] = {}
+    for record in records:
+        found.setdefault(record.salt, []).append(record.hash)
+    return found
 
 
 def describe(done: Iterable[Recovered]) -> dict[str, int]:

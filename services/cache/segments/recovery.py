@@ -183,6 +183,8 @@ class Recovery:
         stored = replace(record, checksum=b"") if header.flags & AES_GCM else record
         index.add(stored, found.place, is_packed=entry.is_packed, is_own=segment.is_own)
         done.num_added += 1
+        if not segment.is_own:
+            done.found.append(record)
         return True
 
     def _cut(self, fd: int, end: int, done: Recovered) -> None:

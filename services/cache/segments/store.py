@@ -25,7 +25,7 @@ from finback.services.cache.segments.options import (
     OnRemoved,
     StoreOptions,
     ignore_count,
-    ignore_removed,
+    ignore_names,
 )
 from finback.services.cache.segments.pins import Pins
 from finback.services.cache.segments.reader import Outcome
@@ -61,7 +61,8 @@ class SegmentStore:
         monotonic: Callable[[], float] = monotonic_s,
         log: Any = None,
         count: Count = ignore_count,
-        on_removed: OnRemoved = ignore_removed,
+        on_removed: OnRemoved = ignore_names,
+        on_found: OnRemoved = ignore_names,
         disk: Disk | None = None,
     ) -> None:
         """Raises `ConfigError`. `writer`: a name of its own for each process that shares the folder."""
@@ -81,6 +82,7 @@ class SegmentStore:
             log=log if log is not None else get_logger(__name__),
             count=count,
             on_removed=on_removed,
+            on_found=on_found,
         )
         self._cluster_key = cluster_key
         self._disk = disk or Disk(direct=direct)

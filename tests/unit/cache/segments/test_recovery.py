@@ -258,11 +258,18 @@ def test_damaged_pins_are_a_line_in_the_log(tmp_path: Path) -> None:
 
 def test_other_writers_are_read_and_never_written(tmp_path: Path) -> None:
     one = open_store(tmp_path, writer="one")
-    two = open_store(tmp_path, writer="two", read_others=True)
+    told: list[bytes] = []
+    two = open_store(
+        tmp_path,
+        writer="two",
+        read_others=True,
+        on_found=lambda _, hashes: told.extend(hashes),
+    )
     for number in range(10):
         one.put(*block(number, 50_000))
     assert not any(two.lookup(SALT, [hash_of(0)]))
     two.sweep()
+    assert sorted(told) == sorted(hash_of(number) for number in range(10))
     assert [read(two, n, 50_000) == payload_of(n, 50_000) for n in range(10)] == [True] * 10
     assert not two.put(*block(3, 50_000))  # once for all of them
     two.put(*block(20))
