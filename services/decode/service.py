@@ -167,7 +167,7 @@ class DecodeRole:
         if missing:
             request.first_missing = min(missing)
         if message.is_last and message.state is not None and not missing:
-            await self._receiver.receive_state(request, message.state, message.num_tokens)
+            await self._receiver.receive_states(request, message)
             request = self._open_request(message.request_id, message.attempt)
         if message.is_last and not request.is_activated:
             self._activate(request, message)

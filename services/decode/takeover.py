@@ -5,6 +5,8 @@ may come as the cache keeps them, with their tokens behind the KV; these are com
 """
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from finback.services.decode.table import Request
@@ -50,15 +52,26 @@ class BlockReceiver:
             span.set_attribute("finback.lane", handoff.tickets[0].kind if indexed else "none")
         return missing
 
-    async def receive_state(self, request: Request, ticket: Ticket, num_tokens: int) -> None:
-        """Copy the state at the prompt's end; without it the engine makes it anew."""
+    async def receive_states(self, request: Request, handoff: HandoffRequest) -> None:
+        """Copy the state at the prompt's end, and where others begin; the engine can do without."""
         states = self._host.engine.states
         if states is None:
             return
+        key = _first_key(request)
+        if handoff.state is not None:
+            most = states.payload_bytes_at(handoff.num_tokens)
+            await self._receive_state(handoff.state, most, partial(states.give, key))
+        if handoff.snapshot is not None:
+            keep = partial(states.take_snapshot, key)
+            await self._receive_state(handoff.snapshot, states.payload_bytes, keep)
+
+    async def _receive_state(
+        self, ticket: Ticket, num_bytes: int, keep: Callable[[bytes], object]
+    ) -> None:
         try:
-            if ticket.length != states.payload_bytes_at(num_tokens):
+            if ticket.length != num_bytes:
                 raise CorruptData("length", f"{ticket.length} bytes of state")
-            states.give(_first_key(request), bytes(await self._host.lanes.get(ticket)))
+            keep(bytes(await self._host.lanes.get(ticket)))
         except CorruptData as error:
             self._host.metrics.count("finback.decode.states_missed", reason=error.reason)
         except InvalidRequest as error:

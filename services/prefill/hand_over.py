@@ -22,6 +22,7 @@ from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.token_chunks import split_token_ids
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import DeadlineExceeded, NotFound, Overloaded, Unavailable
+from finback.shared.lanes.ticket import Ticket
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.decode import (
     HandoffReply,
@@ -38,6 +39,18 @@ _HANDOFF_TIMEOUT_S: Final = 30.0
 # The reason of a refusal that passes as soon as another sequence ends.
 _FULL: Final = "no_blocks"
 _FULL_RETRY_S: Final = 0.05
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class _States:
+    """What goes with the last blocks of a model with state."""
+
+    state: Given | None = None
+    snapshot: Given | None = None
+
+
+def _ticket(given: Given | None) -> Ticket | None:
+    return None if given is None else given.tickets[0]
 
 
 class HandOver:
@@ -165,18 +178,21 @@ class HandOver:
             if ready <= next_block:
                 await job.progress.wait()
                 continue
-            given, state = await self._giver.give(job, split, next_block, ready, lane), None
+            given = await self._giver.give(job, split, next_block, ready, lane)
+            states = _States()
             try:
                 next_block += len(given.tickets)
                 is_last = next_block == split.num_blocks
                 covered = min(next_block * self._block_size, split.num_tokens)
                 first = next_block - len(given.tickets)
-                state = await self._state_giver.give(job, lane) if is_last else None
-                reply = await self._send(job, given, first, covered, is_last=is_last, state=state)
+                if is_last:
+                    states.state = await self._state_giver.give(job, lane)
+                    states.snapshot = await self._state_giver.give_snapshot(job, lane)
+                reply = await self._send(job, given, first, covered, is_last=is_last, states=states)
             finally:
-                self._host.spawn(given.release)
-                if state is not None:
-                    self._host.spawn(state.release)
+                for each in (given, states.state, states.snapshot):
+                    if each is not None:
+                        self._host.spawn(each.release)
             if reply.missing and not is_last:
                 # Decode computes from the first missing block on: nothing of ours is of use to it.
                 await self._send(job, None, next_block, covered, is_last=True)
@@ -190,7 +206,7 @@ class HandOver:
         num_tokens: int,
         *,
         is_last: bool,
-        state: Given | None = None,
+        states: "_States | None" = None,
     ) -> HandoffReply:
         tickets = () if given is None else given.tickets
         message = HandoffRequest(
@@ -201,7 +217,8 @@ class HandOver:
             num_tokens=num_tokens,
             is_last=is_last,
             num_cached_tokens=job.num_cached,
-            state=None if state is None else state.tickets[0],
+            state=None if states is None else _ticket(states.state),
+            snapshot=None if states is None else _ticket(states.snapshot),
         )
         attributes = {
             tracing.REQUEST_ID: job.spec.request_id,

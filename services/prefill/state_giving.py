@@ -24,7 +24,16 @@ class StateGiver:
     async def give(self, job: Job, lane: str) -> Given | None:
         """One ticket, or None for a model without state. `lane` is what decode can read."""
         states = self._host.engine.states
-        payload = None if states is None else self._payload(states, job)
+        return await self._give(job, lane, None if states is None else self._payload(states, job))
+
+    async def give_snapshot(self, job: Job, lane: str) -> Given | None:
+        """Where the other choices begin; None if there are none, or nothing was kept."""
+        states = self._host.engine.states
+        if states is None or len(job.spec.choices) < 2:
+            return None
+        return await self._give(job, lane, states.export_snapshot(job.key))
+
+    async def _give(self, job: Job, lane: str, payload: bytes | None) -> Given | None:
         if payload is None:
             return None
         try:

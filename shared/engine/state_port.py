@@ -78,6 +78,25 @@ class StatePort:
             )
         sequence.given_state = (header.position, payload)
 
+    def export_snapshot(self, key: SequenceKey) -> bytes | None:
+        """The snapshot that a complete prompt has left at the end of a block, for its other choices."""
+        sequence = self._table.by_key.get(key)
+        if sequence is None or not self._book.cut(sequence):
+            return None
+        count = self._book.cut(sequence) // self._table.config.block_size
+        return self._book.pool.peek(self._table.pairs(sequence, count)[-1][0])
+
+    def take_snapshot(self, key: SequenceKey, payload: bytes) -> bool:
+        """Mode decode: keep what `export_snapshot` gave. Raises `NotFound`, `InvalidRequest`."""
+        sequence = self._table.by_key.get(key)
+        if sequence is None:
+            raise NotFound(f"{key[0]} is not here")
+        header, size = read_header(payload, self._spec), self._table.config.block_size
+        if not 0 < header.position < sequence.num_tokens or header.position % size:
+            raise InvalidRequest(f"a state at {header.position} is no snapshot of this prompt")
+        block_hash, tokens = self._table.pairs(sequence, header.position // size)[-1]
+        return self._book.put(block_hash, tokens, payload)
+
     # -- snapshots
 
     def best(self, num_kept: int, pairs: list[tuple[bytes, bytes]]) -> Start:

@@ -40,7 +40,9 @@ class HandoffRequest:
     `tickets[i]` holds the KV of block `first_block + i` (all layers). `is_last` starts decoding.
     `num_tokens`: tokens whose KV is covered once this is taken (the prompt and what is known of the
     first choice, less the last of it). `state`, with the last message, of models that have some: the
-    state at `num_tokens`; decode can do without, but must then compute some tokens again.
+    state at `num_tokens`; decode can do without, but must then compute some tokens again. `snapshot`,
+    of generations with several choices: the state at the end of the prompt's last full block, where
+    the other choices begin.
     """
 
     request_id: str
@@ -51,6 +53,7 @@ class HandoffRequest:
     is_last: bool
     num_cached_tokens: int = 0
     state: Ticket | None = None
+    snapshot: Ticket | None = None
 
 
 @message("decode.HandoffReply/1")

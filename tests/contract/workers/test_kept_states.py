@@ -96,6 +96,24 @@ async def test_state_goes_with_the_prompt(
         await _settle(made)
 
 
+async def test_other_choices_begin_at_the_prompt_s_last_block(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    async with kept_stack(nats_server, subject_prefix, tmp_path) as made:
+        prefill = await made.worker("prefill", model=_model())
+        decode = await made.worker("decode", model=_model())
+        generation = await made.generate(
+            PROMPT, prefill, decode, sampling=SAMPLING, seeds=(1, 1, 1)
+        )
+        await _check(generation)
+        for answer in generation.answers.values():
+            assert answer.tokens == generation.answers[0].tokens
+            assert answer.logprobs == generation.answers[0].logprobs
+        assert _replayed(decode) == 0
+        assert _counted(decode, "decode.states_taken", lane="shm") == 2
+        await _settle(made)
+
+
 async def test_state_by_lane_nats(
     nats_server: NatsServer, subject_prefix: str, tmp_path: Path
 ) -> None:
