@@ -58,9 +58,9 @@ def has_room(
     excluded: Iterable[str] = (),
 ) -> bool:
     """Whether some decode instance has room; then `refusal` is None. Columns: quick for many."""
-    limit = max(1, limits.max_queue // _BLOCKED_QUEUE_DIVISOR)
-    if fleet.is_roomy(num_prompt_tokens, max_waiting=limit):
+    if fleet.is_roomy(num_prompt_tokens, num_choices, limits.max_queue):
         return True  # whoever is left has room; if nobody is, that is no matter of room
+    limit = max(1, limits.max_queue // _BLOCKED_QUEUE_DIVISOR)
     prompt_blocks = -(-num_prompt_tokens // fleet.block_size)
     most = np.where(fleet.num_free < prompt_blocks + num_choices, limit, limits.max_queue)
     fits = (fleet.num_blocks == 0) | (prompt_blocks + 1 <= fleet.num_blocks)

@@ -19,6 +19,7 @@ STALE_S: Final = 1_000_000.0
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +107,7 @@ class Fleet:
         for worker in self.workers:
             self.set(worker)
         self.is_cohosted: Bools = self.is_prefill & self.is_decode
+        self._least_block_size = min((w.block_size for w in self.workers), default=1)
         self._sides = Sides.of(np.flatnonzero(self.is_cohosted), self._groups())
         self.groups = self._sides.groups
 
@@ -140,12 +142,12 @@ class Fleet:
         rows = self.rows(excluded) if excluded else []
         return self._sides.without(np.array(rows)) if rows else self._sides
 
-    def is_roomy(self, num_prompt_tokens: int, *, max_waiting: int) -> bool:
-        """Whether every worker has fewer than so many waiting, and blocks for such a prompt."""
+    def is_roomy(self, num_prompt_tokens: int, num_choices: int, max_waiting: int) -> bool:
+        """Whether every worker has free blocks for such a prompt, and fewer waiting than that."""
         if not len(self) or int(self.num_waiting.max()) >= max_waiting:
             return False
-        needed = -(-num_prompt_tokens // int(self.block_size.min())) + 1
-        return needed <= int(self.num_blocks.min())
+        needed = -(-num_prompt_tokens // self._least_block_size) + num_choices
+        return needed <= int(self.num_free.min())
 
     def _groups(self) -> list[tuple[Ints, Ints]]:
         """(prefill rows, decode rows) of separate workers that can hand blocks to each other."""

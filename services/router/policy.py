@@ -21,7 +21,7 @@ from typing import Final
 
 import numpy as np
 
-from finback.services.router.fleet import Fleet, Floats, Ints, Sides, Worker
+from finback.services.router.fleet import Fleet, Floats, Int32s, Ints, Sides, Worker
 
 # No place for the prompt's blocks means preemption: taken only if nothing else is there.
 NO_BLOCKS_S: Final = 30.0
@@ -48,11 +48,11 @@ class Reach:
     device pool, from there or its host's memory, from there or its host's files: none is shorter
     than the one before."""
 
-    blocks: Ints
+    blocks: Int32s
 
     @classmethod
     def nothing(cls, num_workers: int) -> "Reach":
-        return cls(np.zeros((3, num_workers), dtype=np.int64))
+        return cls(np.zeros((3, num_workers), dtype=np.int32))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,18 +77,17 @@ class PrefixIndex:
         """Holders along the chain, up to the first block that nobody holds."""
         shards, masks = self._shards, self._sets.masks
         found: Segments = []
-        last, count = -1, 0
-        for key in keys:
-            number = shards[key & 255].get(key)
+        last, start, at = -1, 0, -1
+        for at, key in enumerate(keys):  # `at` is used behind the loop
+            number = shards[key & 255].get(key, -2)
             if number != last:
-                if count:
-                    found.append((masks[last], count))
-                if number is None:
+                if at > start:
+                    found.append((masks[last], at - start))
+                if number < 0:
                     return found
-                last, count = number, 0
-            count += 1
-        if count:
-            found.append((masks[last], count))
+                last, start = number, at
+        if at >= start:
+            found.append((masks[last], at + 1 - start))
         return found
 
     def num_held(self) -> dict[Holder, int]:

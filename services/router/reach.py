@@ -18,8 +18,8 @@ from finback.services.router.policy import Reach
 from finback.services.router.prefix_index import Holder, PrefixIndex, Segments
 
 TIERS: Final = ("device", "host", "file")
-_MAX_KNOWN: Final = 16_384
-Bits = npt.NDArray[np.uint8]
+_MAX_KNOWN: Final = 8_192
+Bits = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,23 +57,26 @@ class Reaches:
 
     def reach(self, segments: Segments, notes: Mapping[tuple[str, int], int]) -> Reach:
         """Per worker and tier; what was only placed there lately counts as on the device."""
-        columns = np.zeros((3, self._size), dtype=np.int64)
-        if segments:
-            known = self._known
-            helped = [known.get(mask) for mask, _ in segments]
-            rows = [self._helped(segments[i][0]) if h is None else h for i, h in enumerate(helped)]
-            # A run ends for good where a segment does not help: [num_segments, 3 * num_workers].
-            still = np.bitwise_and.accumulate(np.stack(rows), axis=0)
-            counts = np.array([count for _, count in segments])
-            columns = (counts @ still).reshape(3, self._size)
-        noted = {self._row_of[h]: depth for h, depth in notes.items() if h in self._row_of}
-        if noted:
-            noted_rows = list(noted)
-            columns[:, noted_rows] = np.maximum(columns[:, noted_rows], list(noted.values()))
+        known, columns, still = self._known, None, None
+        for mask, count in segments:
+            helped = known.get(mask)
+            if helped is None:
+                helped = self._helped(mask)
+            # A run ends for good where a segment does not help.
+            still = helped if still is None else still & helped
+            run = still * count
+            columns = run if columns is None else np.add(columns, run, out=columns)
+        if columns is None:
+            columns = np.zeros((3, self._size), dtype=np.int32)
+        for holder, depth in notes.items():
+            row = self._row_of.get(holder)
+            if row is not None:
+                column = columns[:, row]
+                np.maximum(column, depth, out=column)
         return Reach(columns)
 
     def _helped(self, mask: int) -> Bits:
-        """What a set of holders helps: by device, also by host, also by files [3 * num_workers]."""
+        """1 for what a set of holders helps: by device, also by host, also by files [3, num_workers]."""
         tiers, rest = [0, 0, 0], mask
         while rest:
             low = rest & -rest
@@ -84,8 +87,8 @@ class Reaches:
         tiers[2] |= tiers[1]
         width = -(-self._size // 8)
         packed = b"".join(bits.to_bytes(width, "little") for bits in tiers)
-        bits = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), bitorder="little")
-        helped = np.ascontiguousarray(bits.reshape(3, 8 * width)[:, : self._size]).reshape(-1)
+        flags = np.unpackbits(np.frombuffer(packed, dtype=np.uint8), bitorder="little")
+        helped = flags.reshape(3, 8 * width)[:, : self._size].astype(np.int32)
         if len(self._known) >= _MAX_KNOWN:
             self._known.clear()
         self._known[mask] = helped

@@ -110,7 +110,7 @@ def prices(p: Worker, d: Worker, q: Question, hits: Mapping[str, Blocks]) -> lis
 
 
 def reach_of(fleet: Fleet, hits: Mapping[str, Blocks]) -> Reach:
-    columns = np.zeros((3, len(fleet)), dtype=np.int64)
+    columns = np.zeros((3, len(fleet)), dtype=np.int32)
     for row, w in enumerate(fleet.workers):
         columns[:, row] = hits.get(w.instance, (0, 0, 0))
     return Reach(columns)
