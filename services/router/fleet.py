@@ -13,6 +13,10 @@ DEFAULT_SPEED: Final = 2_000.0
 # A running sequence slows each step a little; a waiting one has to be finished first.
 RUNNING_TOKENS: Final = 16
 WAITING_TOKENS: Final = 128
+# What reading a block takes, measured coarsely on laptops: host memory, files, another process.
+HOST_BYTES_PER_S: Final = 2e9
+FILE_BYTES_PER_S: Final = 5e8
+HAND_OVER_BYTES_PER_S: Final = 1e9
 # An instance that has stopped reporting is chosen only if all have.
 STALE_S: Final = 1_000_000.0
 
@@ -92,7 +96,10 @@ class Fleet:
         size = len(self.workers)
         self.kinds: Ints = np.zeros(size, dtype=np.int64)
         self.block_size: Ints = np.ones(size, dtype=np.int64)
-        self.token_bytes: Floats = np.zeros(size)
+        # Seconds a token: from host memory, from files, from another process.
+        self.host_token_s: Floats = np.zeros(size)
+        self.file_token_s: Floats = np.zeros(size)
+        self.hand_over_token_s: Floats = np.zeros(size)
         self.num_blocks: Ints = np.zeros(size, dtype=np.int64)
         self.num_free: Ints = np.zeros(size, dtype=np.int64)
         self.num_waiting: Ints = np.zeros(size, dtype=np.int64)
@@ -121,7 +128,9 @@ class Fleet:
         numbers = self._kind_numbers
         self.kinds[row] = numbers.setdefault(worker.kv_kind, len(numbers))
         self.block_size[row] = worker.block_size
-        self.token_bytes[row] = worker.token_bytes
+        self.host_token_s[row] = worker.token_bytes / HOST_BYTES_PER_S
+        self.file_token_s[row] = worker.token_bytes / FILE_BYTES_PER_S
+        self.hand_over_token_s[row] = worker.token_bytes / HAND_OVER_BYTES_PER_S
         self.num_blocks[row] = worker.num_blocks
         self.num_free[row] = worker.num_free_blocks
         self.num_waiting[row] = worker.num_waiting

@@ -27,10 +27,6 @@ from finback.services.router.fleet import Fleet, Floats, Int32s, Ints, Sides, Wo
 NO_BLOCKS_S: Final = 30.0
 # More than a full queue: taken only if all queues are.
 FULL_QUEUE_S: Final = 1_000.0
-# What reading a block takes, measured coarsely on laptops: host memory, files, another process.
-HOST_BYTES_PER_S: Final = 2e9
-FILE_BYTES_PER_S: Final = 5e8
-HAND_OVER_BYTES_PER_S: Final = 1e9
 HAND_OVER_S: Final = 0.004  # reserve, the first ticket, its acknowledgement
 MAX_LOCAL_TOKENS: Final = 256
 """Decode computes up to so many prompt tokens itself; they take rows of running answers' steps."""
@@ -168,19 +164,18 @@ def _reach_tokens(fleet: Fleet, question: Question, reach: Reach) -> Ints:
 def _costs(fleet: Fleet, question: Question, reach: Reach, tokens: Ints) -> _Costs:
     prompt = question.num_prompt_tokens
     device, host, file = tokens
-    width = fleet.token_bytes
     lacking = prompt - file
     own = lacking / fleet.speed + fleet.queue_s
-    own += (host - device) * (width / HOST_BYTES_PER_S)
-    own += (file - host) * (width / FILE_BYTES_PER_S)
+    own += (host - device) * fleet.host_token_s + (file - host) * fleet.file_token_s
     needed = -(-prompt // fleet.block_size) + question.num_choices
     busy = fleet.busy_s + (fleet.num_free + reach.blocks[0] < needed) * NO_BLOCKS_S
-    busy += (fleet.num_waiting >= question.max_queue) * FULL_QUEUE_S
+    if int(fleet.num_waiting.max()) >= question.max_queue:
+        busy += (fleet.num_waiting >= question.max_queue) * FULL_QUEUE_S
     whole = busy + own
     if not fleet.groups:
         return _Costs(whole, own, busy, whole)
     most = max(0, prompt - 1)
-    hand_over = (most - device) * (width / HAND_OVER_BYTES_PER_S) + HAND_OVER_S
+    hand_over = (most - device) * fleet.hand_over_token_s + HAND_OVER_S
     limit = np.where(file > 0, MAX_LOCAL_TOKENS, MAX_FRESH_TOKENS)
     return _Costs(
         whole=whole,

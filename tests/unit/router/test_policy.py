@@ -75,8 +75,8 @@ def compute_s(w: Worker, q: Question, blocks: Blocks) -> float:
     most = max(0, q.num_prompt_tokens - 1)
     device, host, file = (min(b * w.block_size, most) for b in blocks)
     seconds = (q.num_prompt_tokens - file) / w.prompt_tokens_per_s
-    seconds += (host - device) * w.token_bytes / policy.HOST_BYTES_PER_S
-    return seconds + (file - host) * w.token_bytes / policy.FILE_BYTES_PER_S
+    seconds += (host - device) * w.token_bytes / fleet_of.HOST_BYTES_PER_S
+    return seconds + (file - host) * w.token_bytes / fleet_of.FILE_BYTES_PER_S
 
 
 def queue_s(w: Worker) -> float:
@@ -103,7 +103,7 @@ def prices(p: Worker, d: Worker, q: Question, hits: Mapping[str, Blocks]) -> lis
     most = max(0, q.num_prompt_tokens - 1)
     seconds = queue_s(p) + compute_s(p, q, at_p) + (fleet_of.STALE_S if p.is_stale else 0)
     lacking = (most - min(at_d[0] * d.block_size, most)) * d.token_bytes
-    seconds += policy.HAND_OVER_S + lacking / policy.HAND_OVER_BYTES_PER_S + busy_s(d, q, at_d)
+    seconds += policy.HAND_OVER_S + lacking / fleet_of.HAND_OVER_BYTES_PER_S + busy_s(d, q, at_d)
     held = min(at_d[2] * d.block_size, most)
     limit = policy.MAX_LOCAL_TOKENS if held else policy.MAX_FRESH_TOKENS
     return [seconds, local] if q.num_prompt_tokens - held <= limit else [seconds]
