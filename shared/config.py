@@ -119,7 +119,9 @@ class StackConfig:
     cluster_key_file: str = setting(
         "", "file with the cluster_key; empty: `finback up` makes <run_dir>/cluster.key"
     )
-    block_size: int = setting(64, "tokens in a KV block", unit="tokens", low=1, high=1024)
+    block_size: int = setting(
+        0, "tokens in a KV block; 0: the model's choice", unit="tokens", low=0, high=1024
+    )
     arena_bytes: int = setting(
         2**30, "largest size of a host's KV arena", unit="bytes", low=2**20, high=2**48
     )
@@ -219,6 +221,9 @@ class StackConfig:
     )
     max_open_requests: int = setting(
         1024, "requests open in a gateway; above it 429", low=1, high=2**20
+    )
+    warm_grammars: str = setting(
+        "", "file of grammars compiled at the start, a line of JSON {kind, text} each"
     )
     encode_cache_mb: int = setting(
         8, "encoded prompts that a gateway remembers; 0: none", unit="MB", low=0, high=2**16

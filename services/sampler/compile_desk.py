@@ -145,6 +145,7 @@ def _entry(spec: GrammarSpec, wanted_id: str, verdict: dict[str, Any]) -> Entry:
         widened=tuple(verdict["widened"]),
         measured=Measured(
             compile_ms=verdict["compile_ms"],
+            load_ms=verdict["load_ms"],
             max_mask_ms=verdict["max_mask_ms"],
             num_bytes=verdict["num_bytes"],
         ),

@@ -39,8 +39,9 @@ class ForkServer:
         """Until the service is gone."""
         signal.signal(signal.SIGCHLD, self._reap)
         try:
-            while self._take():
-                pass
+            with contextlib.suppress(ConnectionError):
+                while self._take():
+                    pass
         finally:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             for pid in self._children:

@@ -17,15 +17,19 @@ from finback.services.sampler.worker_link import Pending, WorkerLink, WorkerLost
 from finback.services.sampler.worker_pool import WorkerPool
 from finback.shared.clock import monotonic_s
 from finback.shared.errors import InvalidRequest, ServingError
+from finback.shared.telemetry.logging import get_logger
 from finback.shared.wire.messages.sampler import Mask, MaskRequest, MaskRow
 
 # A reply waits for its slowest row no longer than this.
 REPLY_S: Final = 0.03
 WATCH_S: Final = 0.005
+_LATE_S: Final = 0.03
 MAX_SEQUENCES: Final = 4096
-_MAX_CRASHES: Final = 2
+_MAX_CRASHES: Final = 3  # in a row, before any answer
 
 Caller = tuple[str, int]
+
+_log = get_logger(__name__)
 
 
 class MaskDesk:
@@ -151,7 +155,7 @@ class MaskDesk:
                 await self._has_work.wait()
             woken_s = monotonic_s()
             await asyncio.sleep(WATCH_S)
-            if monotonic_s() - woken_s > 2 * WATCH_S:
+            if monotonic_s() - woken_s > _LATE_S:
                 continue  # late: answers may lie unread, and nobody is convicted unheard
             for link in [*self._pool.shared]:
                 self._judge(link, judge(*link.busy_s(), "shared"))
@@ -162,6 +166,14 @@ class MaskDesk:
         if verdict == "fine" or not link.pending:
             return
         grammar_id = link.pending[0].row.grammar_id
+        cpu_s, wall_s = link.busy_s()
+        _log.warning(
+            "a mask takes long",
+            verdict=verdict,
+            grammar=grammar_id,
+            cpu_ms=round(cpu_s * 1000),
+            wall_ms=round(wall_s * 1000),
+        )
         if verdict == "slow":
             self.num_slow += 1
             self._catalogue.mark_slow(grammar_id)
@@ -177,7 +189,8 @@ class MaskDesk:
         """A worker ended: its sequences begin anew elsewhere."""
         if link.pending:
             grammar_id = link.pending[0].row.grammar_id
-            self._crashes[grammar_id] += 1
+            # One that had answered may have been killed by others: the count begins anew.
+            self._crashes[grammar_id] = 1 if link.num_answered else self._crashes[grammar_id] + 1
             self._catalogue.mark_slow(grammar_id)
             if self._crashes[grammar_id] >= _MAX_CRASHES:
                 self._refuse(grammar_id, "the grammar breaks the grammar engine", "engine")

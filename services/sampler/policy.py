@@ -11,8 +11,8 @@ from typing import Final, Literal
 
 Placement = Literal["shared", "own"]
 
-MAX_SHARED_COMPILE_MS: Final = 8.0
-MAX_SHARED_MASK_MS: Final = 6.0
+MAX_SHARED_LOAD_MS: Final = 5.0
+MAX_SHARED_MASK_MS: Final = 3.0
 MAX_SHARED_BYTES: Final = 8 * 2**20
 # New sequences of a grammar go to another worker from here on.
 MAX_SEQUENCES_TOGETHER: Final = 16
@@ -21,9 +21,10 @@ ENGINE: Final = "llguidance"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What compiling a grammar and a short walk through it took. `was_slow`: a mask stalled once."""
+    """What compiling, loading and a short walk took (`compiler`). `was_slow`: a mask stalled once."""
 
     compile_ms: float
+    load_ms: float
     max_mask_ms: float
     num_bytes: int
     was_slow: bool = False
@@ -37,7 +38,7 @@ def engine_of(kind: str) -> str:
 def placement_of(measured: Measured) -> Placement:
     """Where a grammar's masks are computed."""
     is_quick = (
-        measured.compile_ms <= MAX_SHARED_COMPILE_MS
+        measured.load_ms <= MAX_SHARED_LOAD_MS
         and measured.max_mask_ms <= MAX_SHARED_MASK_MS
         and measured.num_bytes <= MAX_SHARED_BYTES
         and not measured.was_slow
@@ -72,7 +73,7 @@ def choose_worker(loads: Sequence[WorkerLoad]) -> int:
 
 Verdict = Literal["fine", "slow", "stuck"]
 
-SLOW_CPU_S: Final = 0.02
+SLOW_CPU_S: Final = 0.015
 SLOW_WALL_S: Final = 0.5
 STUCK_CPU_S: Final = 1.0
 STUCK_WALL_S: Final = 10.0

@@ -11,6 +11,7 @@ from finback.services.sampler.compile_desk import CompileDesk
 from finback.services.sampler.fork_client import ForkClient
 from finback.services.sampler.grammar_source import grammar_id
 from finback.services.sampler.mask_desk import MaskDesk
+from finback.services.sampler.warm_list import read_warm_list
 from finback.services.sampler.worker_link import WorkerLink
 from finback.services.sampler.worker_pool import WorkerPool
 from finback.shared.actor.bus import FRAME_RESERVE_BYTES
@@ -20,6 +21,7 @@ from finback.shared.clock import monotonic_s
 from finback.shared.errors import InvalidRequest, ServingError
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.control import InstanceRecord
+from finback.shared.wire.messages.generate import GrammarSpec
 from finback.shared.wire.messages.sampler import (
     CompileReply,
     CompileRequest,
@@ -42,6 +44,7 @@ class SamplerService(Service):
 
     async def start(self) -> None:
         """Have the model's vocabulary read, fork workers, then answer."""
+        warm = read_warm_list(self.config.warm_grammars)
         self._forks = ForkClient(self.config.model)
         self._facts = await self._forks.start()
         self._pool = WorkerPool(
@@ -53,6 +56,7 @@ class SamplerService(Service):
         await self._pool.start()
         for loop in (self._pool.keep_filled, self.masks.watch, self._tick):
             self.spawn(loop)
+        self.spawn(self._warm_up, warm)
         await self.add_endpoint(
             "compile", CompileRequest, self._on_compile, scope="both", workers=64
         )
@@ -105,6 +109,18 @@ class SamplerService(Service):
         self.metrics.observe("finback.sampler.masks_duration", monotonic_s() - started_s)
         self.metrics.count("finback.sampler.masks", len(masks))
         return MaskReply(masks=masks)
+
+    async def _warm_up(self, grammars: tuple[GrammarSpec, ...]) -> None:
+        """Compile what is asked for often, one after the other, beside the requests."""
+        for spec in grammars:
+            try:
+                await self.compiler.entry(spec)
+            except ServingError as error:
+                self.log.warning(
+                    "a grammar of the warm list is refused",
+                    kind=spec.kind,
+                    error=error.public_message,
+                )
 
     def _check_vocabulary(self, vocab_size: int) -> None:
         if vocab_size and vocab_size != self._facts.vocab_size:

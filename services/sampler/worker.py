@@ -74,6 +74,7 @@ class Worker:
             "widened": list(made.source.widened),
             "num_bytes": made.num_bytes,
             "compile_ms": made.compile_ms,
+            "load_ms": made.load_ms,
             "max_mask_ms": made.max_mask_ms,
         }
 

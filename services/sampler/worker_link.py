@@ -58,7 +58,7 @@ class WorkerLink(asyncio.Protocol):
         self.grammars: set[str] = set()
         self.pending: deque[Pending] = deque()
         self.is_lost = False
-        self.num_rows = 0
+        self.num_answered = 0
         self._on_lost = on_lost
         self._hello: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._verdict: asyncio.Future[dict[str, Any]] | None = None
@@ -181,6 +181,7 @@ class WorkerLink(asyncio.Protocol):
     def _take(self, kind: int, body: bytes) -> None:
         if kind == frames.MASK and self.pending:
             pending = self.pending.popleft()
+            self.num_answered += 1
             self._begin()
             if not pending.answer.done():
                 pending.settle(codec.decode(body, Mask))

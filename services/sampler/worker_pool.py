@@ -44,6 +44,11 @@ class WorkerPool:
         """All workers but those that compile at the moment."""
         return [*self.shared, *self.own.values(), *self._fresh, *self._trial]
 
+    @property
+    def parent_pid(self) -> int:
+        """The process that they are forked from."""
+        return self._forks.pid
+
     async def start(self) -> None:
         """Fork the first workers. Raises `WorkerLost`."""
         for _ in range(self._num_shared):
