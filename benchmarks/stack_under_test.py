@@ -28,6 +28,13 @@ class Stack:
 @contextmanager
 def stack(*arguments: str) -> Iterator[Stack]:
     """Up with these arguments of `finback up`, in a run directory of its own; down at the end."""
+    with run_stack(*arguments) as (made, _):
+        yield made
+
+
+@contextmanager
+def run_stack(*arguments: str) -> Iterator[tuple[Stack, str]]:
+    """`stack`, and its run directory."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = ("--run-dir", folder)
         up = [FINBACK, "up", "--detach", *run_dir, *arguments]
@@ -37,11 +44,12 @@ def stack(*arguments: str) -> Iterator[Stack]:
             answer = subprocess.run(asked, check=True, capture_output=True, timeout=TIMEOUT_S)
             status = json.loads(answer.stdout)
             pids = {name: int(found["pid"]) for name, found in status["services"].items()}
-            yield Stack(
+            made = Stack(
                 url=status["http"].removesuffix("/v1"),
                 model=status["model"],
                 pids=_others(folder, pids),
             )
+            yield made, folder
         finally:
             down = [FINBACK, "down", *run_dir]
             subprocess.run(down, check=False, timeout=TIMEOUT_S, stdout=subprocess.DEVNULL)

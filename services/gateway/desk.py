@@ -5,7 +5,7 @@ or when its heartbeats stay out and it does not answer a ping either.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 from finback.services.gateway.generation import Choice, Generation, Lost
@@ -35,8 +35,8 @@ MISSED_BEATS: Final = 3
 ASKED_BEATS: Final = 2
 # What the only instance gets to answer a ping, and any other than a decode instance.
 PING_TIMEOUT_S: Final = 2.0
-# Several hangs within this time are rather a machine's than theirs: each doubles the patience.
-HANG_MEMORY_S: Final = 30.0
+# Hangs one after the other without a token are rather a machine's: each multiplies the patience.
+_PATIENCE_GROWTH: Final = 4.0
 # A healthy server answers within a millisecond; one that just hung takes its time.
 SLOW_FLUSH_S: Final = 0.1
 # A prompt is computed in silence; its instance is looked after this often.
@@ -75,7 +75,6 @@ class Desk:
         self.open: dict[str, Generation] = {}
         self._spawn = spawn
         self._has_other = has_other
-        self._hangs_s: list[float] = []
         self._beat_s = config.heartbeat_ms / 1000
         self._lease_ttl_s = config.lease_ttl_s
         self._heard_s: dict[str, float] = {}
@@ -281,15 +280,7 @@ class Desk:
         self, instance: str, why: str, *, is_crash: bool, is_hang: bool = False
     ) -> None:
         """Every generation placed there goes on elsewhere, or fails."""
-        affected = [
-            generation
-            for generation in self.open.values()
-            if (placement := generation.placement) is not None
-            and (
-                placement.decode_instance == instance
-                or (placement.prefill_instance == instance and not generation.has_tokens)
-            )
-        ]
+        affected = list(self._placed_at(instance))
         if affected:
             self.metrics.count("finback.gateway.instances_lost")
             self.log.warning("instance lost", instance=instance, why=why, requests=len(affected))
@@ -308,7 +299,7 @@ class Desk:
         """Run in the service's task group."""
         while True:
             before_s = monotonic_s()
-            await asyncio.sleep(self._beat_s / 2)
+            await asyncio.sleep(self._beat_s / 4)
             now_s = monotonic_s()
             if now_s - before_s > 2 * self._beat_s:  # it was we who stood still
                 patient_s = now_s + MISSED_BEATS * self._beat_s
@@ -365,7 +356,6 @@ class Desk:
             if await self._is_bus_well() and monotonic_s() >= self._patient_until_s:
                 if role == "decode" and self._heard_s.get(instance, asked_s) > asked_s:
                     return
-                self._hangs_s.append(monotonic_s())
                 why = error.public_message
                 self.lose_instance(instance, why, is_crash=False, is_hang=True)
         except Unavailable as error:
@@ -380,10 +370,19 @@ class Desk:
         """How long a ping may take: the rest of the missed beats, if a stream can go elsewhere."""
         if role != "decode" or not self._has_other(instance):
             return PING_TIMEOUT_S
-        now_s = monotonic_s()
-        self._hangs_s = [at for at in self._hangs_s if now_s - at < HANG_MEMORY_S]
-        doubled = self._beat_s * (MISSED_BEATS - ASKED_BEATS) * 2.0 ** len(self._hangs_s)
-        return float(min(PING_TIMEOUT_S, doubled))
+        num_barren = max((g.num_barren for g in self._placed_at(instance)), default=0)
+        rest_s = self._beat_s * (MISSED_BEATS - ASKED_BEATS)
+        return float(min(PING_TIMEOUT_S, rest_s * _PATIENCE_GROWTH**num_barren))
+
+    def _placed_at(self, instance: str) -> Iterator[Generation]:
+        """Generations that an instance's death would disturb."""
+        for generation in self.open.values():
+            placement = generation.placement
+            if placement is not None and (
+                placement.decode_instance == instance
+                or (placement.prefill_instance == instance and not generation.has_tokens)
+            ):
+                yield generation
 
     async def _is_bus_well(self) -> bool:
         """A server that hangs silences everybody: while it does, nobody is declared lost."""

@@ -107,8 +107,9 @@ class Generation:
         self.is_over = False
         self.over = asyncio.Event()
         self.choices = [Choice(c.index, granted=spec.credit_tokens) for c in spec.choices]
-        # Has this attempt brought a token or an end yet.
+        # Has this attempt brought a token or an end yet; how many before it did not.
         self.has_tokens = False
+        self.num_barren = 0
         self.last_row_s = 0.0
         # Wall clock of the first row, for spans and metrics; 0 before.
         self.first_row_ns = 0
@@ -127,6 +128,7 @@ class Generation:
         self.attempt = attempt
         self.placement = None
         self.is_accepted = False
+        self.num_barren = 0 if self.has_tokens or attempt == 1 else self.num_barren + 1
         self.has_tokens = False
         for choice in self.choices:
             choice.is_placed = choice.is_heard = choice.is_resuming = False

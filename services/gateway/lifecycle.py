@@ -37,7 +37,7 @@ REPLACE_WAIT_S: Final = 30.0
 AVOID_S: Final = 2.0
 PLACE_TIMEOUT_S: Final = 3.0
 CHUNK_BYTES: Final = 256 * 1024
-_PAUSE_S: Final = (0.02, 0.1)
+_PAUSE_S: Final = (0.01, 0.06)
 
 
 class Lifecycle:

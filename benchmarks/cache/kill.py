@@ -1,0 +1,249 @@
+"""Kill -9 (or SIGSTOP, then SIGCONT) of the decode process under a stream: when it goes on, and with what.
+
+    python benchmarks/cache/kill.py [--kills 200] [--rows two,one,stop] [--layout cohost,separate]
+                                    [--tokens 64] [--seed 1]
+
+Deterministic mode. Each request streams `--tokens` tokens (every other one is sampled with a seed); the
+process that generates it is killed when a uniformly random number of them, at least the first and not
+the last, has reached the client. Rows: `two` decode processes; `one`, which is started again; `stop`:
+two, and the victim is stopped instead and continued as soon as the stream goes on.
+
+Shown are the time from the kill to the first new token (the end of the longest gap after the kill, so
+that tokens still on their way from the victim do not count), whether all ids are those of the
+undisturbed run, and slots of the arena that nobody holds legitimately once all leases have ended.
+Appends a JSON line a row to `benchmarks/results/cache_kill.jsonl`.
+"""
+
+import argparse
+import json
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import httpx
+
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from stack_under_test import cpu_s, run_stack
+
+from finback.shared.bench.environment import environment
+from finback.shared.bench.stats import percentile
+from finback.shared.lanes.arena_format import PAGE, SlotState, parse_extent, read_slot
+
+TIMEOUT_S: Final = 60.0
+RESTORE_S: Final = 60.0
+# Leases end after 10 s; the cache looks every second, and for dead writers every five.
+SETTLE_S: Final = 20.0
+RESULTS: Final = Path(__file__).parents[1] / "results" / "cache_kill.jsonl"
+WORDS: Final = ("river", "stone", "lamp", "window", "garden", "paper", "engine", "winter", "bridge")
+
+
+@dataclass(slots=True)
+class Kill:
+    """What one disturbed request brought."""
+
+    at: int
+    received: int
+    victim: str
+    first_new_s: float
+    is_equal: bool
+    is_hit: bool
+
+
+@dataclass(slots=True)
+class Stack:
+    """A running stack, by its state file."""
+
+    folder: Path
+    names: tuple[str, ...]
+    pids: dict[str, int] = field(default_factory=dict)
+
+    def state(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads((self.folder / "stack.json").read_text())
+        return told
+
+    def wait_whole(self, lost: int = 0) -> None:
+        """Until every decode process serves, none of them being `lost`."""
+        end_s = time.monotonic() + RESTORE_S
+        while time.monotonic() < end_s:
+            services = self.state()["services"]
+            self.pids = {name: int(services[name]["pid"]) for name in self.names}
+            serving = all(services[name]["state"] == "serving" for name in self.names)
+            if serving and lost not in self.pids.values():
+                return
+            time.sleep(0.05)
+        raise TimeoutError(f"not whole again: {self.state()['services']}")
+
+    def num_retries(self) -> int:
+        """Requests that were lost by an instance so far, as the gateway logs them."""
+        return (self.folder / "logs" / "gateway.log").read_text().count('"event": "retry"')
+
+    def leaked_slots(self) -> dict[str, int]:
+        """Slots that somebody would have to hold, by state, when nobody can."""
+        state = self.state()
+        found: dict[str, int] = {}
+        folder = Path(state["shm_dir"]) / state["stack_id"]
+        for path in sorted(folder.glob("extent-*")):
+            data = path.read_bytes()
+            header = parse_extent(data[:PAGE], len(data))
+            for index in range(header.num_slots):
+                slot = read_slot(data, index).state
+                if slot not in (SlotState.FREE, SlotState.KEPT):
+                    found[slot.name] = found.get(slot.name, 0) + 1
+        return found
+
+
+def body(number: int, num_tokens: int) -> dict[str, Any]:
+    """One request; prompts differ from the first word on, and in length."""
+    drawn = random.Random(number)
+    words = drawn.choices(WORDS, k=drawn.randint(20, 160))
+    return {
+        "model": "gpt-4o",
+        "prompt": f"{number} " + " ".join(words),
+        "max_tokens": num_tokens,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        "stream": True,
+        "seed": number,
+        "temperature": 0.0 if number % 2 else 0.9,
+    }
+
+
+def tokens(client: httpx.Client, asked: dict[str, Any]) -> Iterator[list[int]]:
+    """The ids of each chunk as it comes; raises what the stream ends with."""
+    with client.stream("POST", "/v1/completions", json=asked, timeout=TIMEOUT_S) as reply:
+        if reply.status_code != 200:
+            raise RuntimeError(f"{reply.status_code}: {reply.read().decode()}")
+        for line in reply.iter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise RuntimeError(chunk["error"]["message"])
+            yield [i for choice in chunk["choices"] for i in choice.get("token_ids") or ()]
+
+
+def one_kill(
+    stack: Stack, client: httpx.Client, asked: dict[str, Any], at: int, sends: signal.Signals
+) -> Kill:
+    """Disturb one stream after `at` tokens; wait until the stack is whole again."""
+    expected = [i for ids in tokens(client, asked) for i in ids]
+    used = {name: cpu_s(pid) for name, pid in stack.pids.items()}
+    retries = stack.num_retries()
+    got: list[int] = []
+    victim, pid, received, killed_s, last_s, longest = "", 0, 0, 0.0, 0.0, (0.0, 0.0)
+    for ids in tokens(client, asked):
+        now_s = time.monotonic()
+        if killed_s and ids:
+            longest = max(longest, (now_s - last_s, now_s))
+            last_s = now_s
+        got += ids
+        if not killed_s and len(got) >= at:
+            victim = max(stack.pids, key=lambda name: cpu_s(stack.pids[name]) - used[name])
+            pid, received = stack.pids[victim], len(got)
+            os.kill(pid, sends)
+            killed_s = last_s = time.monotonic()
+        elif sends == signal.SIGSTOP and pid and longest[0] > 0.2:
+            os.kill(pid, signal.SIGCONT)  # the stream goes on: now the zombie may speak
+    if sends == signal.SIGSTOP:
+        os.kill(pid, signal.SIGCONT)
+    stack.wait_whole(lost=pid if sends == signal.SIGKILL else 0)
+    return Kill(
+        at=at,
+        received=received,
+        victim=victim,
+        first_new_s=longest[1] - killed_s,
+        is_equal=got == expected,
+        # All of it may have left the victim before it was disturbed.
+        is_hit=stack.num_retries() > retries,
+    )
+
+
+@contextmanager
+def running(layout: str, num_decodes: int) -> Iterator[tuple[Stack, httpx.Client]]:
+    """A deterministic stack of its own."""
+    arguments = (f"--{layout}", "--deterministic", "--set", f"decode_processes={num_decodes}")
+    with run_stack(*arguments, "--set", "max_model_len=2048") as (made, folder):
+        names = tuple(f"decode{at}" if at > 1 else "decode" for at in range(1, num_decodes + 1))
+        stack = Stack(Path(folder), names)
+        stack.wait_whole()
+        with httpx.Client(base_url=made.url) as client:
+            for _ in tokens(client, body(0, 8)):  # what is compiled or opened once
+                pass
+            yield stack, client
+
+
+def row(
+    kind: str, layout: str, args: argparse.Namespace, note: Callable[[Kill], None]
+) -> dict[str, Any]:
+    """All kills of one row, on a stack of its own."""
+    drawn = random.Random(args.seed)
+    sends = signal.SIGSTOP if kind == "stop" else signal.SIGKILL
+    kills: list[Kill] = []
+    num_missed = 0
+    with running(layout, 1 if kind == "one" else 2) as (stack, client):
+        while len(kills) < args.kills:
+            number = len(kills) + num_missed + 1
+            at = drawn.randint(1, args.tokens - 1)
+            made = one_kill(stack, client, body(number, args.tokens), at, sends)
+            note(made)
+            if made.is_hit or not made.is_equal:
+                kills.append(made)
+            else:
+                num_missed += 1  # it had computed everything already
+        time.sleep(SETTLE_S)
+        leaked = stack.leaked_slots()
+    times = sorted(kill.first_new_s for kill in kills)
+    return {
+        "row": kind,
+        "layout": layout,
+        "kills": len(kills),
+        "missed": num_missed,
+        "tokens": args.tokens,
+        "first_new_p50_s": round(percentile(times, 50), 4),
+        "first_new_p99_s": round(percentile(times, 99), 4),
+        "first_new_max_s": round(max(times), 4),
+        "equal": sum(kill.is_equal for kill in kills),
+        "leaked_slots": leaked,
+        "at": [kill.at for kill in kills],
+        "received": [kill.received for kill in kills],
+        "first_new_s": [round(kill.first_new_s, 4) for kill in kills],
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=200)
+    parser.add_argument("--rows", default="two,one,stop")
+    parser.add_argument("--layout", default="cohost,separate")
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=1)
+    args = parser.parse_args()
+    is_good = True
+    for layout in args.layout.split(","):
+        for kind in args.rows.split(","):
+            made = row(kind, layout, args, lambda kill: print(kill, flush=True))
+            shown = {k: v for k, v in made.items() if not isinstance(v, list)}
+            print(json.dumps(shown), flush=True)
+            is_good = is_good and made["equal"] == made["kills"] and not made["leaked_slots"]
+            head = {
+                "benchmark": "cache_kill",
+                "unix_s": int(time.time()),
+                "environment": environment(),
+            }
+            with RESULTS.open("a") as out:
+                out.write(json.dumps({**head, **made}) + "\n")
+    return 0 if is_good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
