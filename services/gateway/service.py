@@ -235,7 +235,7 @@ def load_model(config: StackConfig) -> ServedModel:
         max_model_len=min(limit, config.max_model_len or limit),
         vocab_size=source.config.vocab_size,
         digest=source.digest,
-        block_size=config.block_size,
+        block_size=source.config.block_tokens(config.block_size),
         tokenizer=codec.tokenizer,
         numerics="deterministic" if config.deterministic else "fast",
         cluster_key=cluster_key(config),

@@ -25,7 +25,7 @@ def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
     device = choose_device(config.device)
     return EngineConfig(
         kv_pool_bytes=config.kv_pool_bytes,
-        block_size=config.block_size,
+        block_size=source.config.block_tokens(config.block_size),
         kv_dtype=config.kv_dtype,
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,

@@ -61,13 +61,7 @@ def choose_sizes(model: "CausalLM", config: EngineConfig, device: Device) -> Eng
     """Fit a pool beside the model's weights. Raises `ConfigError` when there is no room."""
     facts = model.config
     kv_dtype = model.default_kv_dtype if config.kv_dtype == "auto" else config.kv_dtype
-    geometry = BlockGeometry(
-        block_size=config.block_size,
-        num_layers=facts.num_kv_layers,
-        num_kv_heads=facts.num_kv_heads,
-        head_dim=facts.head_dim,
-        kv_dtype=kv_dtype,
-    )
+    geometry = facts.kv_geometry(config.block_size, kv_dtype)
     # Drafts that were refused, and the token that was sampled behind them.
     rollback = config.max_draft_tokens + 1
     state, state_bytes = None, 0

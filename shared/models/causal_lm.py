@@ -6,7 +6,7 @@ import torch
 
 from finback.shared.kv.state import StateSpec
 from finback.shared.models.batch import ForwardBatch
-from finback.shared.models.config import ModelConfig
+from finback.shared.models.facts import ModelFacts
 from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.state_slots import StateSlots
 
@@ -18,7 +18,11 @@ class CausalLM(Protocol):
     `numerics`: names the arithmetic, so that KV of one kind never serves another.
     """
 
-    config: ModelConfig
+    @property
+    def config(self) -> ModelFacts:
+        """The model's shape."""
+        ...
+
     device: str
     mode: str
     default_kv_dtype: str

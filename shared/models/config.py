@@ -3,7 +3,10 @@
 from dataclasses import asdict, dataclass
 from typing import Final
 
+from finback.shared.kv.layout import BlockGeometry
+
 ARCHITECTURES: Final = ("llama", "qwen3")
+DEFAULT_BLOCK_TOKENS: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +69,20 @@ class ModelConfig:
     def kv_size(self) -> int:
         """Elements of all key (or value) heads of a token."""
         return self.num_kv_heads * self.head_dim
+
+    def block_tokens(self, asked: int) -> int:
+        """See `ModelFacts`: any size will do."""
+        return asked or DEFAULT_BLOCK_TOKENS
+
+    def kv_geometry(self, block_size: int, kv_dtype: str) -> BlockGeometry:
+        """See `ModelFacts`: keys and values of the layers that see their whole context."""
+        return BlockGeometry(
+            block_size=block_size,
+            num_layers=self.num_kv_layers,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_dim,
+            kv_dtype=kv_dtype,
+        )
 
     def describe(self) -> str:
         """A stable text of all that decides the numbers, for the salt of KV blocks."""

@@ -10,6 +10,8 @@ from finback.kernels import dispatch
 from finback.kernels.unavailable import KernelUnavailable
 from finback.shared.errors import BackendUnavailable, ConfigError
 from finback.shared.models.causal_lm import CausalLM
+from finback.shared.models.config import ModelConfig
+from finback.shared.models.deepseek_v4.config import V4Config
 from finback.shared.models.hf_weights import HfWeights
 from finback.shared.models.source import ModelSource
 from finback.shared.models.transformer import Transformer
@@ -23,8 +25,8 @@ def open_weights(source: ModelSource) -> WeightReader:
     if source.gguf is not None:
         from finback.shared.models.gguf_weights import GgufWeights
 
-        return GgufWeights(source.gguf, source.config)
-    return HfWeights(source.path, source.config)
+        return GgufWeights(source.gguf, _dense(source))
+    return HfWeights(source.path, _dense(source))
 
 
 def load_model(
@@ -48,8 +50,11 @@ def load_model(
             f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}"
         )
     _check_kernels(device, mode)
+    config = source.config
+    if isinstance(config, V4Config):
+        return _load_v4(source.path, config, device, mode, weights_dtype)
     reader = open_weights(source)
-    if source.config.window_layers:
+    if config.window_layers:
         return _load_windowed(source, reader, device, mode, weights_dtype)
     if device == "cpu" and mode != "reference":
         threads = num_threads or torch.get_num_threads()
@@ -63,10 +68,25 @@ def load_model(
     if has_fused and weights_dtype in ("auto", "bf16"):
         from finback.shared.models import cuda_transformer  # needs Triton
 
-        if cuda_transformer.unsupported(source.config) is None:
-            return cuda_transformer.CudaTransformer(source.config, reader, kernels)
+        if cuda_transformer.unsupported(_dense(source)) is None:
+            return cuda_transformer.CudaTransformer(_dense(source), reader, kernels)
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
-    return Transformer(source.config, reader, kernels, device=device, mode=mode, dtype=dtype)
+    return Transformer(_dense(source), reader, kernels, device=device, mode=mode, dtype=dtype)
+
+
+def _dense(source: ModelSource) -> ModelConfig:
+    """The configuration of a model that is made of the layered network's parts."""
+    if isinstance(source.config, V4Config):
+        raise ConfigError(f"{source.path}: a {source.config.architecture} model has its own loader")
+    return source.config
+
+
+def _load_v4(path: Path, config: V4Config, device: str, mode: str, weights_dtype: str) -> CausalLM:
+    """DeepSeek V4 in plain torch, over blocks and state slots; it serves every mode."""
+    from finback.shared.models.deepseek_v4.model import V4Model  # few models need it
+
+    dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
+    return V4Model(path, config, device=device, mode=mode, dtype=dtype)
 
 
 def _load_windowed(
@@ -78,7 +98,7 @@ def _load_windowed(
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
     kernels = dispatch.select_all(device, mode)
     return WindowedTransformer(
-        source.config, reader, kernels, device=device, mode=mode, dtype=dtype
+        _dense(source), reader, kernels, device=device, mode=mode, dtype=dtype
     )
 
 
@@ -98,14 +118,14 @@ def _load_cpu_stack(
         return None
     from finback.shared.models import cpu_stack, cpu_weights, shared_weights  # need numba
 
-    reason = cpu_stack.unsupported(source.config)
+    reason = cpu_stack.unsupported(_dense(source))
     if reason is None:
         weights = None
         if share_in is not None:
-            pack = partial(cpu_weights.load_cpu_weights, source.config, reader)
+            pack = partial(cpu_weights.load_cpu_weights, _dense(source), reader)
             weights = shared_weights.shared_weights(share_in, source.digest, pack)
         return cpu_stack.CpuStack(
-            source.config, reader, mode=mode, num_threads=num_threads, weights=weights
+            _dense(source), reader, mode=mode, num_threads=num_threads, weights=weights
         )
     if mode == "deterministic":
         raise ConfigError(

@@ -12,6 +12,8 @@ from typing import Final, Literal
 from finback.shared.errors import ConfigError
 from finback.shared.models import gguf_source, hf_source
 from finback.shared.models.config import ModelConfig
+from finback.shared.models.deepseek_v4 import config as deepseek_v4
+from finback.shared.models.deepseek_v4.config import V4Config
 from finback.shared.models.gguf_metadata import GgufHeader
 from finback.shared.models.text_files import TextFiles
 
@@ -34,7 +36,7 @@ class ModelSource:
     path: Path
     name: str
     digest: str
-    config: ModelConfig
+    config: ModelConfig | V4Config
     text: TextFiles
     gguf: GgufHeader | None = field(default=None, repr=False)
 
@@ -76,7 +78,7 @@ def _open_gguf(path: Path) -> ModelSource:
 
 
 def _open_folder(folder: Path) -> ModelSource:
-    config = hf_source.read_config(folder)
+    config = _read_config(folder)
     weights = sorted(folder.glob(_WEIGHTS_PATTERN))
     if not weights:
         raise ConfigError(f"{folder}: holds no *.safetensors; the weights are missing")
@@ -91,6 +93,14 @@ def _open_folder(folder: Path) -> ModelSource:
         config=config,
         text=hf_source.read_text(folder, config.vocab_size),
     )
+
+
+def _read_config(folder: Path) -> ModelConfig | V4Config:
+    path = folder / "config.json"
+    raw = hf_source.read_json(path, required=True)
+    if raw.get("model_type") == deepseek_v4.MODEL_TYPE:
+        return deepseek_v4.read_config(path, raw)
+    return hf_source.read_config(folder)
 
 
 def _samples(path: Path) -> list[bytes]:

@@ -21,6 +21,7 @@ from finback.shared.engine.build import build_engine
 from finback.shared.engine.engine import Engine
 from finback.shared.engine.output import StepOutput
 from finback.shared.models.config import ModelConfig
+from finback.shared.models.deepseek_v4.config import V4Config
 from finback.shared.models.source import ModelSource, open_source
 from finback.shared.offline.calls import Calls
 from finback.shared.offline.consumer import Consumer
@@ -139,7 +140,7 @@ class LLM:
     # -- facts
 
     @property
-    def model_config(self) -> ModelConfig:
+    def model_config(self) -> ModelConfig | V4Config:
         """The model's shape."""
         return self._model_config
 

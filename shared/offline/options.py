@@ -13,7 +13,6 @@ from finback.shared.offline.errors import InvalidOption
 
 _NUM_SEQS: Final = 64
 _BATCHED_TOKENS: Final = 512
-_BLOCK_SIZE: Final = 64
 _DTYPES: Final = ("auto", "f32", "f16", "bf16")
 _CHOICES: Final = {
     "device": ("auto", "cpu", "cuda"),
@@ -87,7 +86,7 @@ class LLMOptions:
         """The settings of the engine for an opened model."""
         return EngineConfig(
             kv_pool_bytes=self.kv_pool_bytes,
-            block_size=self.block_size or _BLOCK_SIZE,
+            block_size=source.config.block_tokens(self.block_size),
             kv_dtype=self.kv_dtype,
             max_model_len=self.max_model_len,
             max_num_seqs=self.num_seqs,

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import DeepseekV4Config, DeepseekV4ForCausalLM, DynamicCache
 
+from finback.shared.codec.load import load_tokenizer
 from finback.shared.models.deepseek_v4 import names
+from finback.shared.models.source import open_source
 
 RATIOS: Final = (0, 4, 128, 4)
 WINDOW: Final = 12
@@ -74,9 +76,9 @@ def tiny_config(**changes: Any) -> DeepseekV4Config:
     return DeepseekV4Config(**(settings | changes))
 
 
-def tiny_model(seed: int = 11) -> DeepseekV4ForCausalLM:
-    """The same model at every call."""
-    config = tiny_config()
+def tiny_model(seed: int = 11, settings: dict[str, Any] | None = None) -> DeepseekV4ForCausalLM:
+    """The same model at every call; `settings` change its config."""
+    config = tiny_config(**(settings or {}))
     config._attn_implementation = "eager"
     model: DeepseekV4ForCausalLM = DeepseekV4ForCausalLM(config)
     model.train(False)
@@ -194,3 +196,17 @@ def write_folder(
     index = json.dumps({"weight_map": weight_map})
     (folder / "model.safetensors.index.json").write_text(index)
     return folder
+
+
+def text_folder(folder: Path, **changes: Any) -> Path:
+    """A tiny model with SmolLM2's vocabulary, tokenizer and template, so that it can be talked to."""
+    embedded = open_source()
+    settings = {"vocab_size": embedded.config.vocab_size, **changes}
+    model = tiny_model(settings=settings)
+    ids = list(embedded.text.eos_ids)
+    raw = published_config(model.config, eos_token_id=ids)
+    path = write_folder(folder, published_tensors(model), raw)
+    (path / "tokenizer.json").write_text(load_tokenizer(embedded.text).to_json())
+    template = {"chat_template": embedded.text.chat_template}
+    (path / "tokenizer_config.json").write_text(json.dumps(template))
+    return path

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from finback.shared.errors import ConfigError
+from finback.shared.kv.layout import BlockGeometry
 
 MODEL_TYPE: Final = "deepseek_v4"
 CSA_RATIO: Final = 4
@@ -80,6 +81,40 @@ class V4Config:
     def describe(self) -> str:
         """A stable text of all that decides the numbers, for the salt of KV blocks."""
         return repr(sorted(asdict(self).items()))
+
+    @property
+    def architecture(self) -> str:
+        """The family's name."""
+        return MODEL_TYPE
+
+    def block_tokens(self, asked: int) -> int:
+        """See `ModelFacts`: an entry of an HCA layer is of 128 tokens, and a block holds whole ones."""
+        if asked not in (0, BLOCK_TOKENS):
+            raise ConfigError(
+                f"block_size is {asked}; a {MODEL_TYPE} model has blocks of {BLOCK_TOKENS} tokens"
+            )
+        return BLOCK_TOKENS
+
+    @property
+    def block_elements(self) -> int:
+        """Elements of a block's entries and index keys, all layers together."""
+        total = 0
+        for ratio in filter(None, self.ratios):
+            width = self.head_dim + (self.index_head_dim if ratio == CSA_RATIO else 0)
+            total += BLOCK_TOKENS // ratio * width
+        return total
+
+    def kv_geometry(self, block_size: int, kv_dtype: str) -> BlockGeometry:
+        """See `ModelFacts`. Entries do not divide by tokens: a block is so many bytes a token as hold
+        them all, so that the first tokens' bytes always hold the entries of those tokens.
+        """
+        return BlockGeometry(
+            block_size=block_size,
+            num_layers=1,
+            num_kv_heads=1,
+            head_dim=max(1, -(-self.block_elements // (2 * BLOCK_TOKENS))),
+            kv_dtype=kv_dtype,
+        )
 
     def layers_of(self, ratio: int) -> tuple[int, ...]:
         """The layers of one kind."""

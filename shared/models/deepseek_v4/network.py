@@ -72,12 +72,13 @@ class V4Network:
             for ratio, layer in zip(config.ratios, weights.layers, strict=True)
         )
 
-    def forward(self, batch: V4Batch, memory: V4Memory) -> torch.Tensor:
+    def forward(self, batch: V4Batch, memory: V4Memory | tuple[LayerMemory, ...]) -> torch.Tensor:
         """Run the layers, write block KV and state; normed hidden states of `logit_rows` [R, d]."""
         config, weights = self.config, self._weights
         embedded = weights.embedding[batch.token_ids]
         streams = embedded[:, None, :].expand(-1, config.num_streams, -1)
-        for layer, own in zip(self._layers, memory.layers, strict=True):
+        layers = memory.layers if isinstance(memory, V4Memory) else memory
+        for layer, own in zip(self._layers, layers, strict=True):
             streams = layer(batch, streams, own)
         collapsed = hyper_collapse(
             streams[batch.logit_rows],

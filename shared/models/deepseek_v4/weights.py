@@ -1,6 +1,7 @@
 """A V4 model's tensors by what they are for. Matrices are [out, in]; names as in the digest."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any
 
 import torch
 
@@ -86,3 +87,18 @@ class V4Weights:
     head_mix: HyperWeights
     norm: torch.Tensor
     head: torch.Tensor
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all tensors."""
+        return _num_bytes(self)
+
+
+def _num_bytes(value: Any) -> int:
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, tuple):
+        return sum(map(_num_bytes, value))
+    if is_dataclass(value):
+        return sum(_num_bytes(getattr(value, field.name)) for field in fields(value))
+    return 0
