@@ -6,6 +6,7 @@ run.
 
 import asyncio
 import random
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -188,14 +189,16 @@ async def test_the_cache_may_die_at_any_moment(
     async with kept_stack(nats_server, subject_prefix, tmp_path) as made:
         await made.crash(await filled(made))
         host = await made.worker()
-        read, num_read = ArenaReader.read_now, 0
+        read, num_read, lock = ArenaReader.read_now, 0, threading.Lock()
         loop = asyncio.get_running_loop()
 
         def dying(reader: ArenaReader, ticket: Ticket, out: Any = None) -> memoryview:
             """On a thread of its own, as a reader is."""
             nonlocal num_read
-            num_read += 1
-            if num_read == 3:
+            with lock:
+                num_read += 1
+                is_the_third = num_read == 3
+            if is_the_third:
                 asyncio.run_coroutine_threadsafe(made.crash_cache(), loop).result(10)
                 raise CorruptData("gone", "the arena went")
             return read(reader, ticket, out)
@@ -203,7 +206,8 @@ async def test_the_cache_may_die_at_any_moment(
         monkeypatch.setattr(ArenaReader, "read_now", dying)
         generation = await made.generate(PROMPT, host)
         assert generation.tokens == undisturbed(PROMPT)
-        assert generation.end.num_cached_tokens == 2 * BLOCK_SIZE
+        assert num_read >= 3
+        assert generation.end.num_cached_tokens < FULL
         # Without a cache everything goes on; a new one over the same arena serves again.
         other = prompt_of(40, seed=9)
         assert (await made.generate(other, host)).tokens == undisturbed(other)
