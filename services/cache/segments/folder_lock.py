@@ -5,6 +5,7 @@ file also says who writes, and is written again with every sweep; another host's
 refuses the start, and a writer that finds another's nonce in it stops writing.
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -41,8 +42,8 @@ class FolderLock:
             raise
 
     def renew(self, now_unix_s: float) -> bool:
-        """Say that we still write; False once another writer took over. Raises OSError."""
-        if self._read().get("nonce") != self._nonce:
+        """Say that we still write; False once another writer took over."""
+        if self._read().get("nonce") not in (None, self._nonce):
             return False
         self._write(now_unix_s)
         return True
@@ -87,5 +88,10 @@ class FolderLock:
             "renewed_unix_s": float(now_unix_s),
         }
         data = json.dumps(about).encode()
-        os.pwrite(self._fd, data, 0)
-        os.ftruncate(self._fd, len(data))
+        try:
+            os.pwrite(self._fd, data, 0)
+            os.ftruncate(self._fd, len(data))
+        except OSError as error:
+            # A full disk must not keep us from making room on it; `flock` holds all the same.
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise

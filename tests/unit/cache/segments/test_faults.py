@@ -98,6 +98,33 @@ def test_a_full_disk_refuses_and_goes_on(tmp_path: Path) -> None:
         store.close()
 
 
+def test_a_store_opens_on_a_full_disk_and_makes_room(tmp_path: Path) -> None:
+    with _mounted(tmp_path / "small", "size=4m") as folder:
+        clocks, log = Clocks(), Log()
+        store = open_store(folder, clocks=clocks, log=log)
+        for number in range(30):
+            store.put(*block(number, SIZE, expires_unix_s=clocks.unix_s + 100))
+        store.close()
+        for path in folder.glob("local/*"):
+            if not path.name.startswith("seg-"):
+                path.unlink()
+        with contextlib.suppress(OSError), open(folder / "filler", "wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        store = open_store(folder, clocks=clocks, log=log)
+        assert read(store, 3, SIZE) == payload_of(3, SIZE)
+        assert not store.put(*block(100, 2 * SIZE))
+        clocks.pass_s(200)
+        assert store.sweep().num_expired == 30
+        assert store.put(*block(100, 2 * SIZE))
+        store.sweep()
+        store.check_integrity()
+        store.close()
+        store = open_store(folder, clocks=clocks)
+        assert read(store, 100, 2 * SIZE) == payload_of(100, 2 * SIZE)
+        store.close()
+
+
 def test_an_index_that_has_no_room_moves_to_memory(tmp_path: Path) -> None:
     with _mounted(tmp_path / "small", "size=3m") as folder:
         log = Log()
