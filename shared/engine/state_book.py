@@ -38,12 +38,17 @@ class NewSnapshot:
 
 
 class StateBook:
-    """`now_s`: a monotonic clock. `on_snapshot` hears (sequence, snapshot) of each one kept."""
+    """`now_s`: a monotonic clock. `on_snapshot` hears (sequence, snapshot) of each one kept.
+
+    `on_begin` hears of each sequence that begins behind block KV: with what (`snapshot`, `given`,
+    `replay`), and how many tokens it computes again.
+    """
 
     def __init__(self, rules: StateRules, block_size: int, now_s: Callable[[], float]) -> None:
         self.rules: Final = rules
         self.pool = SnapshotPool(rules.snapshot_bytes, rules.life_s)
         self.on_snapshot: Callable[[Sequence, NewSnapshot], None] | None = None
+        self.on_begin: Callable[[str, int], None] | None = None
         self.num_replayed_tokens = 0
         self._block_size = block_size
         self._now_s = now_s
@@ -71,12 +76,17 @@ class StateBook:
         given = sequence.given_state
         if given is not None and start.position <= given[0] <= num_kept and given[0]:
             sequence.num_computed, sequence.start_state = given
+            how = "given"
         else:
             sequence.start_state = self._take(start, pairs)
             if start.snapshot is not None and sequence.start_state is None:  # it has just expired
                 start = choose_start(num_kept, (), self.rules.rule)
             sequence.num_computed = start.position
-        self.num_replayed_tokens += num_kept - sequence.num_computed
+            how = "replay" if sequence.start_state is None else "snapshot"
+        num_replayed = num_kept - sequence.num_computed
+        self.num_replayed_tokens += num_replayed
+        if self.on_begin is not None and num_kept:
+            self.on_begin(how, num_replayed)
 
     def forget_start(self, sequence: Sequence) -> None:
         """Its blocks are taken away: what it began with is of no use any more."""

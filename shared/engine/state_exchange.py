@@ -63,6 +63,7 @@ class StateExchange:
         self._news = asyncio.Event()
         self._is_storing = False
         self._states.on_snapshot = self._offer
+        self._states.on_begin = self._begun
 
     # -- out
 
@@ -175,6 +176,11 @@ class StateExchange:
         except CorruptData as error:
             await self._cache.report_bad(name, ticket, error.reason)
             return None
+
+    def _begun(self, how: str, num_replayed: int) -> None:
+        self._metrics.count("finback.worker.states_begun", how=how)
+        if num_replayed:
+            self._metrics.count("finback.worker.replayed_tokens", num_replayed)
 
     def _count(self, outcome: str) -> None:
         self._metrics.count("finback.worker.states_kept", outcome=outcome)

@@ -49,6 +49,15 @@ class StatePort:
     def on_snapshot(self, listener: Callable[[Sequence, NewSnapshot], None] | None) -> None:
         self._book.on_snapshot = listener
 
+    @property
+    def on_begin(self) -> Callable[[str, int], None] | None:
+        """See `StateBook`."""
+        return self._book.on_begin
+
+    @on_begin.setter
+    def on_begin(self, listener: Callable[[str, int], None] | None) -> None:
+        self._book.on_begin = listener
+
     # -- hand-over
 
     def export(self, key: SequenceKey) -> tuple[int, bytes] | None:

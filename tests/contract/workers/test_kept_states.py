@@ -152,6 +152,8 @@ async def test_state_that_does_not_arrive_is_made_anew(
         assert missed == (1 if why == "damaged" else 0)
         # From the prompt's end less its last token.
         assert _replayed(decode) == REPLAY
+        assert _counted(decode, "worker.replayed_tokens") == REPLAY
+        assert _counted(decode, "worker.states_begun", how="replay") == 1
         await _settle(made)
 
 
