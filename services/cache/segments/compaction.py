@@ -17,7 +17,7 @@ class Compaction:
         """Returns (records moved, segments removed). Raises OSError."""
         state = self._state
         active = state.writer.segment
-        segments = state.run(lambda: state.table.all())
+        segments = state.run(lambda: state.table.all(state.index.live_bytes))
         plan = plan_compaction(
             segments,
             active_id=active.segment_id if active else 0,

@@ -1,5 +1,6 @@
 """The index of blocks: which record lies where, by (salt, hash), by age, by owner."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -21,6 +22,10 @@ class Index:
     def __init__(self, database: Database) -> None:
         self.database = database
         self.usage = UsageBook()
+        # Bytes of records that are here, by segment; all writers'.
+        self.live_bytes: Counter[int] = Counter(
+            dict(database.run("SELECT segment, sum(span) FROM blocks GROUP BY segment"))
+        )
         rows = database.run("SELECT id, text FROM names")
         self._ids: dict[str, int] = {text: number for number, text in rows}
         self._texts: dict[int, str] = dict(rows)
@@ -44,6 +49,7 @@ class Index:
                 record.created_unix_s, record.used_unix_s, record.first_block,
             ),
         )  # fmt: skip
+        self.live_bytes[place.segment_id] += place.span
         if is_own:
             self.usage.add(_share(record), place.span)
 
@@ -66,6 +72,8 @@ class Index:
             "DELETE FROM blocks WHERE id = ? AND segment = ? AND offset = ?",
             (entry.row_id, place.segment_id, place.offset),
         )
+        if gone:
+            self.live_bytes[place.segment_id] -= place.span
         if gone and entry.is_own:
             self.usage.remove(_share(entry.record), place.span)
         return gone > 0
@@ -79,6 +87,8 @@ class Index:
              entry.row_id, entry.place.segment_id, entry.place.offset),
         )  # fmt: skip
         if moved:
+            self.live_bytes[entry.place.segment_id] -= entry.place.span
+            self.live_bytes[place.segment_id] += place.span
             self.usage.remove(_share(entry.record), entry.place.span)
             self.usage.add(_share(entry.record), place.span)
         return moved > 0

@@ -67,7 +67,9 @@ class Recovery:
         """Bring the index to what lies in a folder. Raises `IndexDamaged`."""
         done = Recovered()
         below = str(folder.relative_to(self._root))
-        known = {s.path: s for s in table.all() if str(Path(s.path).parent) == below}
+        known = {
+            s.path: s for s in table.all(index.live_bytes) if str(Path(s.path).parent) == below
+        }
         paths = {str(path.relative_to(self._root)): path for path in folder.glob("seg-*.kv")}
         for name in known.keys() - paths.keys():
             # First, so that copies elsewhere are not taken for second ones.

@@ -65,16 +65,21 @@ def _is_good(state: State, entry: Entry) -> bool:
 def check_integrity(state: State) -> None:
     """Raise `InvariantViolated` unless rows lie apart, within their files, and are counted right."""
     with state.writing, state.lock:
-        segments = {segment.segment_id: segment for segment in state.table.all()}
+        segments = {
+            segment.segment_id: segment for segment in state.table.all(state.index.live_bytes)
+        }
         num_blocks = num_bytes = 0
         for segment in segments.values():
-            end = PAGE
+            end, live_bytes = PAGE, 0
             for entry in state.index.of_segment(segment.segment_id):
                 if entry.place.offset < end:
                     raise InvariantViolated(f"records overlap in segment {segment.path}")
                 end = entry.place.end
+                live_bytes += entry.place.span
                 num_blocks += entry.is_own
                 num_bytes += entry.place.span if entry.is_own else 0
+            if live_bytes != segment.live_bytes:
+                raise InvariantViolated(f"the live bytes of segment {segment.path} are miscounted")
             if end > max(PAGE, segment.size):
                 raise InvariantViolated(f"a record ends behind segment {segment.path}")
             _check_file(state, segment.segment_id, segment.size)

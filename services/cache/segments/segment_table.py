@@ -1,6 +1,6 @@
 """The index's list of segments: how far each was read, and how much of it is holes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,13 +61,12 @@ class SegmentTable:
         )
         return _segment(rows[0]) if rows else None
 
-    def all(self) -> list[Segment]:
-        """All of them with their live bytes, by age."""
-        live = dict(self._database.run("SELECT segment, sum(span) FROM blocks GROUP BY segment"))
+    def all(self, live_bytes: Mapping[int, int]) -> list[Segment]:
+        """All of them with their live bytes (`Index.live_bytes`), by age."""
         rows = self._database.run(
             "SELECT id, path, size, holes, created, is_own FROM segments ORDER BY created, id"
         )
-        return [_segment((*row, live.get(row[0], 0))) for row in rows]
+        return [_segment((*row, live_bytes.get(row[0], 0))) for row in rows]
 
     def taken_bytes(self) -> int:
         """What the own segments take on the disk."""

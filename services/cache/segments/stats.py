@@ -38,7 +38,7 @@ def stats(state: State) -> StoreStats:
 
 def _stats(state: State) -> StoreStats:
     usage = state.index.usage
-    segments = state.table.all()
+    segments = state.table.all(state.index.live_bytes)
     [(num_others,)] = state.index.database.run("SELECT count(*) FROM blocks WHERE NOT is_own")
     return StoreStats(
         total=usage.total(),
