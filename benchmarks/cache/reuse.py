@@ -161,8 +161,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--up", default="", help="arguments of `finback up`, in one string")
+    parser.add_argument("--files", default="", help="folder of the file tier, on the disk to try")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        os.environ["FINBACK_CACHE_DIR"] = options.files or f"{folder}/kv"
         stack = OneStack(folder, options.up.split())
         stack.up()
         try:

@@ -81,6 +81,11 @@ class KeptStack:
         await self.nest.crash(self.cache)
         self.cache.arena.close()
 
+    async def stop_cache(self) -> None:
+        """As an operator stops it."""
+        self.cache.request_drain()
+        await self.nest.task_of(self.cache)
+
     async def worker(self, *roles: str, model: CausalLM | None = None, **engine: Any) -> WorkerHost:
         """A worker that has found the cache."""
         config = replace(ENGINE, **engine)

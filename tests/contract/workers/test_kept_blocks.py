@@ -6,6 +6,7 @@ run.
 
 import asyncio
 import random
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,27 @@ def _flip_a_byte(made: KeptStack, block_index: int) -> None:
                 file.write(bytes([byte ^ 0x10]))
             return
     raise AssertionError("no such block is kept")
+
+
+async def test_files_outlive_everything(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "kv")
+    async with kept_stack(nats_server, subject_prefix, tmp_path, cache_dir=folder) as made:
+        await made.crash(await filled(made))
+        num_blocks = FULL // BLOCK_SIZE
+        written = "finback.cache.write_backs"
+        await until(lambda: made.cache.metrics.value(written, outcome="written") >= num_blocks, 10)
+        await made.stop_cache()
+        shutil.rmtree(tmp_path / "shm")
+        await made.start_cache()
+        assert made.cache.arena.counts().num_kept == 0
+        host = await made.worker()
+        generation = await made.generate(PROMPT, host)
+        assert generation.tokens == undisturbed(PROMPT)
+        assert generation.end.num_cached_tokens == FULL
+        assert host.metrics.value("finback.worker.prefix_blocks", tier="file") == num_blocks
+        await made.settle()
 
 
 async def test_the_cache_may_die_at_any_moment(
