@@ -96,14 +96,14 @@ class Fleet:
         size = len(self.workers)
         self.kinds: Ints = np.zeros(size, dtype=np.int64)
         self.block_size: Ints = np.ones(size, dtype=np.int64)
-        # Seconds a token: from host memory, from files, from another process.
-        self.host_token_s: Floats = np.zeros(size)
-        self.file_token_s: Floats = np.zeros(size)
+        # Seconds a token: to compute it; saved by reaching it in the device pool, there or on the
+        # host, there or in files [3, num_workers]; to hand it over.
+        self.token_s: Floats = np.ones(size)
+        self.saved_s: Floats = np.zeros((3, size))
         self.hand_over_token_s: Floats = np.zeros(size)
         self.num_blocks: Ints = np.zeros(size, dtype=np.int64)
         self.num_free: Ints = np.zeros(size, dtype=np.int64)
         self.num_waiting: Ints = np.zeros(size, dtype=np.int64)
-        self.speed: Floats = np.ones(size)
         # In seconds: prompt tokens that wait; what runs and waits; 0, or too much if it is stale.
         self.queue_s: Floats = np.zeros(size)
         self.busy_s: Floats = np.zeros(size)
@@ -111,10 +111,15 @@ class Fleet:
         self.is_prefill: Bools = np.zeros(size, dtype=np.bool_)
         self.is_decode: Bools = np.zeros(size, dtype=np.bool_)
         self._kind_numbers: dict[str, int] = {}
+        # The extremes of two columns; found anew when rows have changed.
+        self._is_changed, self._most_waiting, self._least_free = True, 0, 0
         for worker in self.workers:
             self.set(worker)
         self.is_cohosted: Bools = self.is_prefill & self.is_decode
-        self._least_block_size = min((w.block_size for w in self.workers), default=1)
+        sizes = {w.block_size for w in self.workers}
+        self._least_block_size = min(sizes, default=1)
+        # A number where all are alike, which is quicker to multiply with.
+        self.block_sizes: Ints | int = sizes.pop() if len(sizes) == 1 else self.block_size
         self._sides = Sides.of(np.flatnonzero(self.is_cohosted), self._groups())
         self.groups = self._sides.groups
 
@@ -125,22 +130,35 @@ class Fleet:
         """Replace the row of an instance that is here; its roles and kind stay as they were."""
         row = self.row_of[worker.instance]
         self.workers[row] = worker
+        self._is_changed = True
         numbers = self._kind_numbers
         self.kinds[row] = numbers.setdefault(worker.kv_kind, len(numbers))
         self.block_size[row] = worker.block_size
-        self.host_token_s[row] = worker.token_bytes / HOST_BYTES_PER_S
-        self.file_token_s[row] = worker.token_bytes / FILE_BYTES_PER_S
+        host_s = worker.token_bytes / HOST_BYTES_PER_S
+        file_s = worker.token_bytes / FILE_BYTES_PER_S
+        # Each reach contains the one before: what the host adds to it is read from there.
+        self.saved_s[:, row] = (host_s, file_s - host_s, 1 / worker.prompt_tokens_per_s - file_s)
         self.hand_over_token_s[row] = worker.token_bytes / HAND_OVER_BYTES_PER_S
         self.num_blocks[row] = worker.num_blocks
         self.num_free[row] = worker.num_free_blocks
         self.num_waiting[row] = worker.num_waiting
-        speed = self.speed[row] = worker.prompt_tokens_per_s
+        speed = worker.prompt_tokens_per_s
+        self.token_s[row] = 1 / speed
         stale_s = self.stale_s[row] = STALE_S if worker.is_stale else 0.0
         self.queue_s[row] = worker.num_waiting_tokens / speed
         busy = worker.num_running * RUNNING_TOKENS + worker.num_waiting * WAITING_TOKENS
         self.busy_s[row] = busy / speed + stale_s
         self.is_prefill[row] = worker.is_prefill
         self.is_decode[row] = worker.is_decode
+
+    def add(self, instance: str, *, num_tokens: int = 0, num_choices: int = 0) -> None:
+        """Count what was just placed, until the row is set anew."""
+        row = self.row_of.get(instance)
+        if row is not None:
+            self.queue_s[row] += num_tokens * self.token_s[row]
+            waiting = self.num_waiting[row] = self.num_waiting[row] + num_choices
+            self._most_waiting = max(self._most_waiting, int(waiting))
+            self.busy_s[row] += num_choices * WAITING_TOKENS * self.token_s[row]
 
     def rows(self, instances: Iterable[str]) -> list[int]:
         """Rows of those that are here."""
@@ -153,10 +171,16 @@ class Fleet:
 
     def is_roomy(self, num_prompt_tokens: int, num_choices: int, max_waiting: int) -> bool:
         """Whether every worker has free blocks for such a prompt, and fewer waiting than that."""
-        if not len(self) or int(self.num_waiting.max()) >= max_waiting:
+        if not len(self):
             return False
+        if self._is_changed:
+            self._is_changed = False
+            self._most_waiting, self._least_free = (
+                int(self.num_waiting.max()),
+                int(self.num_free.min()),
+            )
         needed = -(-num_prompt_tokens // self._least_block_size) + num_choices
-        return needed <= int(self.num_free.min())
+        return self._most_waiting < max_waiting and needed <= self._least_free
 
     def _groups(self) -> list[tuple[Ints, Ints]]:
         """(prefill rows, decode rows) of separate workers that can hand blocks to each other."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from finback.services.router.fleet import Fleet
-from finback.services.router.load_book import LoadBook, by_instance
+from finback.services.router.load_book import LoadBook, Open, by_instance
 from finback.shared.wire.messages.control import InstanceRecord
 
 # How often all rows are looked at anew: reports grow stale, placements become part of reports.
@@ -34,6 +34,16 @@ class FleetBook:
             workers = [self._loads.worker(name, r, now_s) for name, r in roles.items()]
             known = self._made[model] = (Fleet(workers), roles)
         return known[0]
+
+    def placed(self, placement: Open) -> None:
+        """Count a placement into the rows at once, which is cheaper than to set them."""
+        for fleet, _ in self._made.values():
+            fleet.add(placement.prefill, num_tokens=placement.num_tokens)
+            fleet.add(placement.decode, num_choices=placement.num_choices)
+
+    def refresh_all(self) -> None:
+        """Have all rows set when the fleet is asked for next."""
+        self._refreshed_s = float("-inf")
 
     def _refresh(self, now_s: float) -> None:
         is_due = now_s - self._refreshed_s >= _REFRESH_S

@@ -79,7 +79,10 @@ class LoadBook:
         self._speed[report.instance] = max(new, old + _SPEED_SHARE * (new - old))
 
     def placed(self, request_id: str, placement: Open) -> None:
-        """Count a placement; a later attempt replaces the one before."""
+        """Count a placement; a later attempt replaces the one before.
+
+        It is no change to be taken: `FleetBook.placed` counts it into the rows.
+        """
         self.ended(request_id)
         self._open[request_id] = placement
         self._unreported[request_id] = placement
@@ -108,8 +111,8 @@ class LoadBook:
         decode = self._pending.setdefault(placement.decode, _Pending())
         prefill.num_tokens += sign * placement.num_tokens
         decode.num_choices += sign * placement.num_choices
-        self._changed |= {placement.prefill, placement.decode}
         if sign < 0:
+            self._changed |= {placement.prefill, placement.decode}
             for name in (placement.prefill, placement.decode):
                 if self._pending.get(name) == _Pending():
                     del self._pending[name]

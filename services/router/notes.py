@@ -12,7 +12,7 @@ EXACT: Final = 32
 STEP: Final = 8
 GENERATION_S: Final = 30.0
 MAX_KEYS: Final = 131_072  # of a generation
-MAX_HOLDERS: Final = 8  # of one note, the newest; publishers tell of all before long
+MAX_HOLDERS: Final = 4  # of one note, the newest; publishers tell of all before long
 
 Note = tuple[tuple[str, int, float], ...]
 """(instance, epoch, until)."""

@@ -71,7 +71,7 @@ class Placer:
         Raises `Overloaded`, `InvalidRequest` or `Unavailable` when there is no place.
         """
         fleet = self.fleets.fleet(request.model, records, now_s)
-        self._refuse(fleet, request)
+        self._refuse(fleet, request, records, now_s)
         noted = self.notes.look(keys)
         held = depths(noted, now_s)
         reach = self.reaches.of(fleet).reach(segments or [], held)
@@ -101,13 +101,15 @@ class Placer:
             reach_blocks=reach.blocks[:, row].tolist(),
         )
 
-    def _refuse(self, fleet: Fleet, request: RouteRequest) -> None:
+    def _refuse(self, fleet: Fleet, request: RouteRequest, records: Records, now_s: float) -> None:
         sizes = {
             "num_prompt_tokens": request.num_prompt_tokens,
             "num_choices": request.num_choices,
         }
         if has_room(fleet, self.limits, **sizes, excluded=request.exclude):
             return
+        self.fleets.refresh_all()
+        fleet = self.fleets.fleet(request.model, records, now_s)
         workers = [w for w in fleet.workers if w.instance not in request.exclude]
         refused = refusal(workers, self.limits, **sizes)
         if refused is not None:
@@ -137,14 +139,13 @@ class Placer:
     def _note(self, request: RouteRequest, found: Placement, now_s: float) -> None:
         prefill, decode = found.prefill, found.decode
         self.sessions.note(request.tenant, request.session, decode.instance, decode.epoch, now_s)
-        self.loads.placed(
-            request.request_id,
-            Open(
-                prefill=decode.instance if found.is_local else prefill.instance,
-                decode=decode.instance,
-                num_tokens=request.num_prompt_tokens - found.num_hit_tokens,
-                num_choices=request.num_choices,
-                placed_s=now_s,
-                attempt=request.attempt,
-            ),
+        placement = Open(
+            prefill=decode.instance if found.is_local else prefill.instance,
+            decode=decode.instance,
+            num_tokens=request.num_prompt_tokens - found.num_hit_tokens,
+            num_choices=request.num_choices,
+            placed_s=now_s,
+            attempt=request.attempt,
         )
+        self.loads.placed(request.request_id, placement)
+        self.fleets.placed(placement)

@@ -36,6 +36,8 @@ MAX_FRESH_TOKENS: Final = 32
 AFFINITY_S: Final = 0.25
 AFFINITY_SHARE: Final = 0.5
 _TIE_S: Final = 1e-9
+Pair = tuple[float, int, int, bool]
+"""(cost, prefill row, decode row, is local)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,10 @@ def choose(fleet: Fleet, question: Question, reach: Reach) -> Placement | None:
     is_kept = False
     if kept is not None and fleet.is_decode[kept] and question.kept not in question.excluded:
         limit_s = found[0] + max(AFFINITY_S, AFFINITY_SHARE * found[0])
-        own = _best(sides.with_decode(kept), costs, question.spread)
+        if fleet.is_cohosted[kept]:
+            own: Pair | None = (float(costs.whole[kept]), kept, kept, False)
+        else:
+            own = _best(sides.with_decode(kept), costs, question.spread)
         if own is not None and own[0] <= limit_s:
             is_kept, found = True, own
     cost_s, prefill, decode, is_local = found
@@ -156,38 +161,43 @@ def choose(fleet: Fleet, question: Question, reach: Reach) -> Placement | None:
 def _reach_tokens(fleet: Fleet, question: Question, reach: Reach) -> Ints:
     """[3, num_workers]; the last token is always computed: it gives the first answer."""
     tokens: Ints = np.minimum(
-        reach.blocks * fleet.block_size, max(0, question.num_prompt_tokens - 1)
+        reach.blocks * fleet.block_sizes, max(0, question.num_prompt_tokens - 1)
     )
     return tokens
 
 
 def _costs(fleet: Fleet, question: Question, reach: Reach, tokens: Ints) -> _Costs:
     prompt = question.num_prompt_tokens
-    device, host, file = tokens
-    lacking = prompt - file
-    own = lacking / fleet.speed + fleet.queue_s
-    own += (host - device) * fleet.host_token_s + (file - host) * fleet.file_token_s
-    needed = -(-prompt // fleet.block_size) + question.num_choices
-    busy = fleet.busy_s + (fleet.num_free + reach.blocks[0] < needed) * NO_BLOCKS_S
-    if int(fleet.num_waiting.max()) >= question.max_queue:
-        busy += (fleet.num_waiting >= question.max_queue) * FULL_QUEUE_S
+    own = prompt * fleet.token_s + fleet.queue_s
+    own -= np.einsum("tw,tw->w", tokens, fleet.saved_s)
+    busy = fleet.busy_s
+    if not fleet.is_roomy(prompt, question.num_choices, question.max_queue):
+        busy = busy + _crowded(fleet, question, reach)
     whole = busy + own
     if not fleet.groups:
         return _Costs(whole, own, busy, whole)
-    most = max(0, prompt - 1)
-    hand_over = (most - device) * fleet.hand_over_token_s + HAND_OVER_S
+    most, file = max(0, prompt - 1), tokens[2]
+    hand_over = (most - tokens[0]) * fleet.hand_over_token_s + HAND_OVER_S
     limit = np.where(file > 0, MAX_LOCAL_TOKENS, MAX_FRESH_TOKENS)
     return _Costs(
         whole=whole,
         prefill=own + fleet.stale_s,
         decode=busy + hand_over,
-        local=np.where(lacking > limit, np.inf, whole),
+        local=np.where(prompt - file > limit, np.inf, whole),
     )
 
 
-def _best(sides: Sides, costs: _Costs, spread: int) -> tuple[float, int, int, bool] | None:
-    """(cost, prefill row, decode row, is local) of the cheapest pair."""
-    found: list[tuple[float, int, int, bool]] = []
+def _crowded(fleet: Fleet, question: Question, reach: Reach) -> Floats:
+    """Penalties, in seconds, for workers without room."""
+    needed = -(-question.num_prompt_tokens // fleet.block_size) + question.num_choices
+    penalty: Floats = (fleet.num_free + reach.blocks[0] < needed) * NO_BLOCKS_S
+    penalty += (fleet.num_waiting >= question.max_queue) * FULL_QUEUE_S
+    return penalty
+
+
+def _best(sides: Sides, costs: _Costs, spread: int) -> Pair | None:
+    """The cheapest pair."""
+    found: list[Pair] = []
     if len(sides.both):
         row = _least(costs.whole, sides.both, spread)
         found.append((float(costs.whole[row]), row, row, False))
