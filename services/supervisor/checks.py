@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import psutil
 
@@ -18,6 +18,9 @@ from finback.services.supervisor import topology
 from finback.shared.config import StackConfig
 from finback.shared.cores import num_cores
 from finback.shared.errors import ConfigError
+
+if TYPE_CHECKING:
+    from finback.shared.models.facts import ModelFacts
 
 Level = Literal["ok", "note", "missing"]
 
@@ -132,8 +135,22 @@ def model(config: StackConfig) -> Finding:
         what="model",
         level="ok",
         found=f"{config.model_name}: {shape.architecture}, {shape.num_layers} layers, "
-        f"up to {shape.max_model_len} tokens",
+        f"up to {shape.max_model_len} tokens; {_kept(config, shape)}",
     )
+
+
+def _kept(config: StackConfig, shape: "ModelFacts") -> str:
+    """What a token takes in blocks, and a sequence beside them; `auto` is told as two bytes an item."""
+    from finback.shared.models.config import ModelConfig
+    from finback.shared.models.window_state import window_state
+
+    dtype = "bf16" if config.kv_dtype == "auto" else config.kv_dtype
+    geometry = shape.kv_geometry(shape.block_tokens(config.block_size), dtype)
+    found = f"KV {geometry.block_bytes / geometry.block_size / 1024:.1f} KiB a token"
+    if isinstance(shape, ModelConfig) and shape.window_layers:
+        state = window_state(shape, dtype)
+        found += f", state {state.payload_bytes / 1024:.1f} KiB a sequence"
+    return f"{found} as {dtype}"
 
 
 def shared_memory(config: StackConfig) -> Finding:

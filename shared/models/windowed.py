@@ -6,18 +6,16 @@ bits depend on its context, not on chunks and company. That is slow, and exact.
 """
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 
-from finback.shared.kv.state import StatePart, StateSpec
-from finback.shared.kv.state_policy import exact_replay_tokens
+from finback.shared.kv.state import StateSpec
 from finback.shared.models.batch import ForwardBatch, StateBatch
 from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.state_slots import StateSlots
 from finback.shared.models.transformer import Transformer
-
-_PART: Final = "window"
+from finback.shared.models.window_state import WINDOW_PART, window_state
 
 
 class WindowedTransformer(Transformer):
@@ -34,17 +32,9 @@ class WindowedTransformer(Transformer):
         self.numerics = f"window-{self.numerics}"
 
     def state_spec(self, kv_dtype: str = "auto") -> StateSpec:
-        """See `StatefulLM`: keys and values of the last window, less the token to come."""
-        config = self.config
-        part = StatePart(
-            name=_PART,
-            num_layers=len(config.window_layers),
-            lookback_tokens=config.sliding_window - 1,
-            shape=(2, config.num_kv_heads, config.head_dim),
-            dtype=self.default_kv_dtype if kv_dtype == "auto" else kv_dtype,
-        )
-        replay = exact_replay_tokens(len(config.window_layers), config.sliding_window)
-        return StateSpec(parts=(part,), replay_tokens=replay, window_tokens=config.sliding_window)
+        """See `StatefulLM`."""
+        dtype = self.default_kv_dtype if kv_dtype == "auto" else kv_dtype
+        return window_state(self.config, dtype)
 
     def new_state(self, num_slots: int, rollback_tokens: int, kv_dtype: str = "auto") -> StateSlots:
         """See `StatefulLM`."""
@@ -105,7 +95,7 @@ class WindowedTransformer(Transformer):
         place: int,
     ) -> torch.Tensor:
         config, where = self.config, (state.slots, batch.cu_seqlens, batch.context_lens)
-        ring = state.pool.rows[_PART][place]
+        ring = state.pool.rows[WINDOW_PART][place]
         mixed: torch.Tensor = self.kernels.window_attention(
             q, k, v, ring, *where, state.floors, config.sliding_window, config.head_dim**-0.5
         )

@@ -184,7 +184,7 @@ async def _hand_over(source: Driver, target: Driver, spec: SequenceSpec, lost: s
     assert target.engine.states is not None
     state = source.engine.states.export(spec.key)
     assert state is not None
-    assert state[0] == spec.token_ids.size - 1
+    assert state[0] == spec.token_ids.size + spec.completion.size - 1
     if lost != "state":
         target.engine.states.give(spec.key, state[1])
     source.engine.release(spec.key)
@@ -210,6 +210,24 @@ def test_separated_is_cohosted(num_prompt: int, lost: str) -> None:
             for driver in (source, target):
                 driver.engine.check_integrity()
                 assert driver.engine.load().num_free_blocks == EXACT.num_blocks
+
+    asyncio.run(main())
+
+
+def test_an_answer_begun_elsewhere_is_handed_over_with_its_state() -> None:
+    """As after the death of a decode instance: prompt and answer so far are computed again, and given."""
+    whole = generate(windowed_model("deterministic"), EXACT, [_spec(_tokens(40), max_tokens=30)])[0]
+    begun = np.array(whole.tokens[:13], dtype=np.int32)
+    spec = _spec(_tokens(40), max_tokens=30, completion=begun)
+
+    async def main() -> None:
+        model = windowed_model("deterministic")
+        async with Driver(model, EXACT) as source, Driver(model, EXACT) as target:
+            await _hand_over(source, target, spec, "")
+            assert target.got[spec.key].tokens == whole.tokens[13:]
+            assert _logprobs(target.got[spec.key]) == _logprobs(whole)[13:]
+            assert target.engine.states is not None
+            assert target.engine.states.num_replayed_tokens == 0
 
     asyncio.run(main())
 
