@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cache.router_peer import NUM_BLOCKS, NUM_DOCUMENTS, NUM_WORKERS, document
+from cache.router_shapes import NUM_BLOCKS, NUM_DOCUMENTS, NUM_WORKERS, document
 
 from finback.shared.actor.bus import Bus
 from finback.shared.actor.client import Client

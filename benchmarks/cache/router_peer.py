@@ -10,36 +10,22 @@ import os
 import random
 import sys
 from collections import deque
-from typing import ClassVar, Final
+from pathlib import Path
+from typing import ClassVar
 
 import anyio
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from cache.router_shapes import NUM_DOCUMENTS, NUM_STRANGERS, NUM_WORKERS, SPEC, document
 
 from finback.shared.actor import process
 from finback.shared.actor.bus import Message
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.kv.kv_events import KvPublisher
 from finback.shared.kv.kv_journal import split
-from finback.shared.wire.messages.control import CacheSpec, InstanceRecord
+from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
-
-NUM_DOCUMENTS: Final = 24
-NUM_BLOCKS: Final = 859
-NUM_WORKERS: Final = 8
-NUM_STRANGERS: Final = 4_000
-SPEC: Final = CacheSpec(
-    block_size=64,
-    num_layers=32,
-    num_kv_heads=8,
-    head_dim=128,
-    kv_dtype="bf16",
-    block_bytes=8 * 2**20,
-    salt="s",
-)
-
-
-def document(number: int) -> bytes:
-    """The joined hashes of a prompt that is asked about again and again."""
-    return random.Random(number).randbytes(32 * NUM_BLOCKS)
 
 
 class Peer(Service):

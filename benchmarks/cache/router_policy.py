@@ -3,8 +3,9 @@
 64 workers on 16 hosts, 1 million indexed blocks in their device pools and their hosts' memory and
 files. Prompts are turns of 2,000 conversations: 100 to 2,000 new tokens each behind one of 8 system
 prompts of 1,024 tokens and what was said before, so 1,150 to 16,250 tokens, mean 3,670 (57 blocks).
-A placement takes 32-byte hashes, as they come from a gateway, and counts itself into the loads;
-each worker reports its load four times a second.
+A decision begins with 32-byte hashes, as they come from a gateway, and ends with a pair and its
+reason; a placement also counts itself into loads, notes and sessions. Each worker reports its load
+four times a second.
 """
 
 import os
@@ -14,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from cache.router_peer import SPEC
+from cache.router_shapes import SPEC
 
 from finback.services.router.placer import Placer
 from finback.services.router.prefix_index import keys_of
@@ -97,7 +98,7 @@ def policy(seconds: float, is_separate: bool) -> dict[str, Any]:
         for i, w in enumerate(workers)
         for role in roles[i % len(roles)]
     ]
-    now_s, times, cpu_s = 0.0, [], 0.0
+    now_s, times, decisions = 0.0, list[float](), list[float]()
     begun = time.perf_counter()
     at = 0
     while time.perf_counter() - begun < seconds:
@@ -105,27 +106,31 @@ def policy(seconds: float, is_separate: bool) -> dict[str, Any]:
             name, role = workers[at // 40 % 64], roles[at // 40 % 64 % len(roles)][-1]
             placer.loads.heard(load(name, role, rng), now_s)
         prompt = prompts[at % len(prompts)]
-        started, started_cpu = time.perf_counter(), time.thread_time()
-        keys = keys_of(prompt)
         request = RouteRequest(
             request_id=f"r{at}",
             model=MODEL,
-            num_prompt_tokens=len(keys) * 64 + 17,
+            num_prompt_tokens=len(prompt) // 32 * 64 + 17,
             max_tokens=256,
             block_hashes=prompt,
             session=f"s{at % 2_000}",
         )
-        placer.place(request, keys, placer.index.segments(keys), lambda: records, now_s)
+        started = time.perf_counter()
+        keys = keys_of(prompt)
+        segments, noted = placer.index.segments(keys), placer.notes.look(keys)
+        decision = placer.decide(request, keys, segments, noted, lambda: records, now_s)
+        decided = time.perf_counter()
+        placer.remember(request, decision.placement, keys, noted, now_s)
         times.append(time.perf_counter() - started)
-        cpu_s += time.thread_time() - started_cpu
-        placer.loads.ended(f"r{at - 2_000}")
+        decisions.append(decided - started)
+        placer.loads.ended(f"r{at - 20_000}")
         now_s += 1e-4
         at += 1
     return {
         "what": "policy",
         "layout": "separate" if is_separate else "cohosted",
         "placements_per_s": round(len(times) / sum(times)),
-        "placements_per_cpu_s": round(len(times) / cpu_s),
+        "decisions_per_s": round(len(decisions) / sum(decisions)),
+        "decision_p50_us": round(statistics.median(decisions) * 1e6, 1),
         "p50_us": round(statistics.median(times) * 1e6, 1),
         "p99_us": round(statistics.quantiles(times, n=100)[98] * 1e6, 1),
         "mean_blocks": round(statistics.mean(len(p) // 32 for p in prompts), 1),

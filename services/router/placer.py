@@ -64,15 +64,40 @@ class Placer:
         records: Records,
         now_s: float,
     ) -> Decision:
-        """Choose and take note. `segments` None: the index is not to be trusted yet.
+        """Choose and take note; see `decide`."""
+        noted = self.notes.look(keys)
+        decision = self.decide(request, keys, segments, noted, records, now_s)
+        self.remember(request, decision.placement, keys, noted, now_s)
+        return decision
 
-        Then load counts, and what this router itself has placed lately.
+    def remember(
+        self,
+        request: RouteRequest,
+        placement: Placement,
+        keys: Sequence[int],
+        noted: Sequence[tuple[Note, int]],
+        now_s: float,
+    ) -> None:
+        """Count a placement as load, and its blocks as soon held."""
+        self._note(request, placement, now_s)
+        self._note_blocks(placement, keys, noted, now_s)
+
+    def decide(
+        self,
+        request: RouteRequest,
+        keys: Sequence[int],
+        segments: Segments | None,
+        noted: Sequence[tuple[Note, int]],
+        records: Records,
+        now_s: float,
+    ) -> Decision:
+        """Choose; nothing is remembered. `noted`: own placements with the same beginning.
+        `segments` None: the index is not to be trusted yet; then load and `noted` count.
 
         Raises `Overloaded`, `InvalidRequest` or `Unavailable` when there is no place.
         """
         fleet = self.fleets.fleet(request.model, records, now_s)
         self._refuse(fleet, request, records, now_s)
-        noted = self.notes.look(keys)
         held = depths(noted, now_s)
         reach = self.reaches.of(fleet).reach(segments or [], held)
         question = Question(
@@ -88,8 +113,6 @@ class Placer:
             raise Unavailable(
                 f"no prefill and decode instance free for {request.model}", reason="no_instance"
             )
-        self._note(request, found, now_s)
-        self._note_blocks(found, keys, noted, now_s)
         row = fleet.row_of[(found.decode if found.is_local else found.prefill).instance]
         reason = found.reason(request.num_prompt_tokens)
         if segments is None:
