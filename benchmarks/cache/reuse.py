@@ -4,7 +4,8 @@
 
 A stack with the embedded model, alone with one client. Each round has a prefix of its own (random
 ids), asked for with other last tokens each time: again (device pool); after a kill -9 of the workers,
-which empties their pools (host tier); after `finback down` and `up` (file tier). Between any two of
+which empties their pools (host tier); after `finback down`, an end of all shared
+memory, and `up` (file tier). Between any two of
 them a prompt of the same length is new, so that both feel the same machine: ratios are of medians of
 the same phase. Appends a JSON line to `benchmarks/results/cache_reuse.jsonl`.
 """
@@ -13,6 +14,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,6 +29,7 @@ import httpx
 FINBACK: Final = str(Path(sys.executable).with_name("finback"))
 PREFIX_TOKENS: Final = 2048
 LAST_TOKENS: Final = 4
+SHM: Final = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 TIMEOUT_S: Final = 180
 # Blocks are stored behind the steps, and spilt to files behind that.
 SETTLE_S: Final = 1.0
@@ -124,7 +127,7 @@ Row = tuple[float, int]
 """Milliseconds, cached tokens."""
 
 
-def run(stack: OneStack, num_rounds: int) -> dict[str, tuple[list[Row], list[Row]]]:
+def run(stack: OneStack, num_rounds: int, shm: str) -> dict[str, tuple[list[Row], list[Row]]]:
     """By tier: rows of prompts seen before, and of new ones that were asked between them."""
     prefixes = [ids(f"prefix {index}", PREFIX_TOKENS) for index in range(num_rounds)]
     for prefix in prefixes:
@@ -142,6 +145,8 @@ def run(stack: OneStack, num_rounds: int) -> dict[str, tuple[list[Row], list[Row
     stack.kill_workers()
     found["host"] = phase("host")
     stack.down()
+    for left in Path(shm).iterdir():  # as after a restart of the machine
+        shutil.rmtree(left)
     stack.up()
     found["file"] = phase("file")
     return found
@@ -165,12 +170,14 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FINBACK_CACHE_DIR"] = options.files or f"{folder}/kv"
+        os.environ["FINBACK_SHM_DIR"] = shm = tempfile.mkdtemp(dir=SHM)
         stack = OneStack(folder, options.up.split())
         stack.up()
         try:
-            found = run(stack, options.rounds)
+            found = run(stack, options.rounds, shm)
         finally:
             stack.down()
+            shutil.rmtree(shm, ignore_errors=True)
     record: dict[str, Any] = {
         "unix_s": int(time.time()),
         "command": " ".join(["benchmarks/cache/reuse.py", *sys.argv[1:]]),

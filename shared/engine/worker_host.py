@@ -138,6 +138,7 @@ class WorkerHost(Service):
             metrics=self.metrics,
             log=self.log,
         )
+        await self.arena.connect()  # the first prompt may be one that is kept
         self.spawn(self.cache.run)
         self.prefixes = PrefixFetcher(engine, self.cache, self.lanes, self.metrics)
         self.write_back = WriteBack(engine, self.cache, self.metrics)

@@ -1,0 +1,29 @@
+"""What processes computed outlives them: prompts are found in the cache after kill -9 of the workers."""
+
+import pytest
+
+from support.stack import Stack
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+TEXT = " ".join(f"Line {number} of a report that is asked about twice." for number in range(60))
+BLOCK = 64
+
+
+def cached_tokens(stack: Stack, text: str) -> tuple[int, int]:
+    """(prompt tokens, those that needed no computation)."""
+    usage = stack.whole(text, max_tokens=4, temperature=0)["usage"]
+    return usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]
+
+
+def test_a_prompt_is_found_after_its_workers_died(stack: Stack) -> None:
+    num_prompt, _ = cached_tokens(stack, TEXT)
+    assert num_prompt > 8 * BLOCK
+    told = stack.command("trace", "last").stdout
+    assert "cache lookup" in told and "cache store" in told
+    for service in ("prefill", "decode"):
+        stack.wait_restored(service, stack.kill(service))
+    _, cached = cached_tokens(stack, TEXT)
+    assert cached == (num_prompt - 1) // BLOCK * BLOCK
+    told = stack.command("trace", "last").stdout
+    assert "cache fetch" in told
