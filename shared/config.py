@@ -248,6 +248,9 @@ class StackConfig:
         low=0,
         high=3600,
     )
+    replace_wait_s: float = setting(
+        30.0, "for another engine, when the one of a request is lost", unit="s", low=0, high=3600
+    )
     hang_timeout_s: float = setting(
         10.0,
         "without an answer, after which the supervisor replaces a service; 0: never",

@@ -43,7 +43,9 @@ _PAUSE_S: Final = (0.01, 0.06)
 class Lifecycle:
     """Drives each `Generation` to its end over the bus."""
 
-    def __init__(self, desk: Desk) -> None:
+    def __init__(self, desk: Desk, *, replace_wait_s: float = REPLACE_WAIT_S) -> None:
+        """`replace_wait_s`: how long another instance is waited for after a loss."""
+        self._replace_wait_s = replace_wait_s
         self._desk = desk
         self._client = desk.client
         self._subjects = desk.subjects
@@ -113,7 +115,7 @@ class Lifecycle:
             await self._tell_ended(generation, placement)
 
     async def _route(self, generation: Generation, failed: ServingError | None) -> RouteReply:
-        wait_s = _route_wait_s(failed, has_begun=bool(generation.num_tokens))
+        wait_s = self._route_wait_s(failed, has_begun=bool(generation.num_tokens))
         waiting = Deadline.after(min(wait_s, generation.deadline.remaining_s()))
         avoiding = Deadline.after(AVOID_S)
         with tracing.span("gateway route") as span:
@@ -139,6 +141,17 @@ class Lifecycle:
                     span.set_attribute("finback.route.num_hit_tokens", reply.num_hit_tokens)
                     return reply
                 await asyncio.sleep(random.uniform(*_PAUSE_S))
+
+    def _route_wait_s(self, failed: ServingError | None, *, has_begun: bool) -> float:
+        """How long to wait for an instance; one that is full or failing is not soon another one.
+
+        An answer that has begun waits for room, too: its client cannot be told to come back later.
+        """
+        if failed is None:
+            return ROUTE_WAIT_S
+        if isinstance(failed, Unavailable) or (has_begun and isinstance(failed, Overloaded)):
+            return self._replace_wait_s
+        return 0.0
 
     async def _place(self, generation: Generation, placement: RouteReply) -> None:
         spec = generation.spec
@@ -250,18 +263,6 @@ def _route_request(generation: Generation, avoided: tuple[str, ...]) -> RouteReq
         exclude=avoided,
         session=spec.session,
     )
-
-
-def _route_wait_s(failed: ServingError | None, *, has_begun: bool) -> float:
-    """How long to wait for an instance; one that is full or failing is not soon another one.
-
-    An answer that has begun waits for room, too: its client cannot be told to come back later.
-    """
-    if failed is None:
-        return ROUTE_WAIT_S
-    if isinstance(failed, Unavailable) or (has_begun and isinstance(failed, Overloaded)):
-        return REPLACE_WAIT_S
-    return 0.0
 
 
 def _no_instance(error: ServingError) -> Unavailable:

@@ -75,7 +75,7 @@ class GatewayService(Service):
         self.exchange = Exchange(
             model=model,
             desk=self.desk,
-            lifecycle=Lifecycle(self.desk),
+            lifecycle=Lifecycle(self.desk, replace_wait_s=config.replace_wait_s),
             accounts=self.accounts,
             config=config,
             max_open=config.max_open_requests,

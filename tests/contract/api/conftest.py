@@ -72,6 +72,7 @@ def breakable_stack(
         "ECHO_PREFILL_MS": "700",
         "FINBACK_KEEP_ALIVE_S": "0.2",
         "FINBACK_MAX_OPEN_REQUESTS": "4",
+        "FINBACK_REPLACE_WAIT_S": "6",
     }
     made = GatewayStack(nats_server.url, "slow", tmp_path_factory.mktemp("slow"), env)
     try:

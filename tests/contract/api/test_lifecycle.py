@@ -131,13 +131,21 @@ def test_engine_death_before_the_first_token_is_not_seen(slow_stack: GatewayStac
     assert metric(slow_stack, "finback_gateway_retries_total") >= 1
 
 
-def test_engine_death_in_the_middle_ends_with_an_error(slow_stack: GatewayStack) -> None:
+def test_engine_death_in_the_middle_is_not_seen(slow_stack: GatewayStack) -> None:
     stream = Stream(slow_stack)
     wait_for(lambda: len(stream.text) > 5)
-    killed_s = time.monotonic()
+    slow_stack.kill("echo")
+    slow_stack.spawn("echo")
+    stream.join()
+    assert stream.text == WORDS
+    assert "data: [DONE]" in stream.lines
+
+
+def test_without_another_engine_a_stream_ends_with_an_error(slow_stack: GatewayStack) -> None:
+    stream = Stream(slow_stack)
+    wait_for(lambda: len(stream.text) > 5)
     slow_stack.kill("echo")
     stream.join()
-    assert stream.ended_s - killed_s < 5
     errors = [line for line in stream.lines if '"error"' in line]
     assert len(errors) == 1
     assert json.loads(errors[0][6:])["error"]["type"] == "server_error"
@@ -145,14 +153,15 @@ def test_engine_death_in_the_middle_ends_with_an_error(slow_stack: GatewayStack)
     assert WORDS.startswith(stream.text)
 
 
-def test_a_hanging_engine_is_noticed(slow_stack: GatewayStack) -> None:
+def test_a_hanging_engine_is_left(slow_stack: GatewayStack) -> None:
     stream = Stream(slow_stack)
     wait_for(lambda: len(stream.text) > 5)
-    stopped_s = time.monotonic()
     slow_stack.processes["echo"].send_signal(signal.SIGSTOP)
+    slow_stack.spawn("echo2")
     stream.join()
-    assert stream.ended_s - stopped_s < 5
-    assert any('"error"' in line for line in stream.lines)
+    slow_stack.processes["echo"].send_signal(signal.SIGCONT)
+    slow_stack.kill("echo2")
+    assert stream.text == WORDS
 
 
 def test_without_engines_the_answer_is_503(slow_stack: GatewayStack) -> None:

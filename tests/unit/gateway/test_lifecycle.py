@@ -83,6 +83,8 @@ class OneInstance(Service):
 @asynccontextmanager
 async def placed(
     make_take: Callable[[OneInstance, Desk], Take],
+    *,
+    replace_wait_s: float = lifecycle.REPLACE_WAIT_S,
 ) -> AsyncIterator[tuple[OneInstance, Coroutine[Any, Any, ServingError | None]]]:
     """The instance, and the run of one generation there; awaited, that is how it ended."""
     async with serving(OneInstance) as instance:
@@ -116,7 +118,7 @@ async def placed(
         )
 
         async def run() -> ServingError | None:
-            await Lifecycle(desk).run(generation)
+            await Lifecycle(desk, replace_wait_s=replace_wait_s).run(generation)
             return generation.error
 
         yield instance, run()
@@ -200,7 +202,7 @@ async def test_an_overloaded_prefill_is_a_429_at_once() -> None:
     assert instance.excluded[1] == (instance.instance,)
 
 
-async def test_a_death_while_placing_is_not_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_death_while_placing_is_not_waited_out() -> None:
     """The request has reached the process, its answer will never come; another one is awaited."""
 
     def make(instance: OneInstance, desk: Desk) -> Take:
@@ -213,8 +215,7 @@ async def test_a_death_while_placing_is_not_waited_out(monkeypatch: pytest.Monke
 
         return take
 
-    monkeypatch.setattr(lifecycle, "REPLACE_WAIT_S", 0.1)
-    async with placed(make) as (_, run):
+    async with placed(make, replace_wait_s=0.1) as (_, run):
         begun_s = time.monotonic()
         error = await run
         assert time.monotonic() - begun_s < 0.8
@@ -231,8 +232,7 @@ async def test_a_hang_while_placing_is_noticed(monkeypatch: pytest.MonkeyPatch) 
 
     assert desk_module.PREFILL_CHECK_S + desk_module.PING_TIMEOUT_S < 3.1
     monkeypatch.setattr(lifecycle, "PLACE_TIMEOUT_S", 0.1)
-    monkeypatch.setattr(lifecycle, "REPLACE_WAIT_S", 0.1)
-    async with placed(make) as (_, run):
+    async with placed(make, replace_wait_s=0.1) as (_, run):
         begun_s = time.monotonic()
         error = await run
         assert time.monotonic() - begun_s < 0.8
