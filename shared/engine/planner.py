@@ -283,7 +283,7 @@ class StepPlanner:
     def _capture(self, sequence: Sequence, num_rows: int) -> CaptureKind:
         """Whether a step of so many rows leaves a snapshot; asked before it is planned."""
         if sequence.is_decoding:
-            return "block"
+            return "block" if self._config.prefix_caching else ""
         end = computed_low(sequence) + num_rows
         if sequence.spec.mode == "prefill" and end == sequence.target:
             return "end"

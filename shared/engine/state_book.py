@@ -108,6 +108,7 @@ class StateBook:
             return
         index = position // self._block_size - 1
         block_hash, tokens = pairs(index + 1)[index]
+        self.pool.expire(self._now_s())
         if block_hash in self.pool or not self.pool.put(block_hash, tokens, payload, self._now_s()):
             return
         if self.on_snapshot is not None:
