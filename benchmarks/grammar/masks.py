@@ -10,10 +10,14 @@ has that). One JSON line a vocabulary goes to results/.
 
 import argparse
 import json
+import sys
 import time
 from array import array
+from pathlib import Path
 
-from compile import percentiles, record, schemas, vocabularies
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from grammar.compile import percentiles, record, schemas, vocabularies
 
 from finback.services.sampler.compiler import Vocabulary, compile_grammar
 from finback.services.sampler.sequences import Sequences

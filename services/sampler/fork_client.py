@@ -45,6 +45,7 @@ class ForkClient:
         self._process: subprocess.Popen[bytes] | None = None
         self._control: socket.socket | None = None
         self._starting = asyncio.Lock()
+        self._is_closed = False
         self.num_starts = 0
 
     @property
@@ -97,7 +98,11 @@ class ForkClient:
         link.close()
 
     def close(self) -> None:
-        """End the fork server, and with it all workers."""
+        """End the fork server, and with it all workers, for good."""
+        self._is_closed = True
+        self._end()
+
+    def _end(self) -> None:
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -112,7 +117,9 @@ class ForkClient:
         async with self._starting:
             if self._process is not None and self._process.poll() is None:
                 return  # another caller did it
-            self.close()
+            if self._is_closed:
+                raise WorkerLost("the service stops")
+            self._end()
             try:
                 await self.start()
             except (ConfigError, ValueError, TimeoutError) as error:

@@ -110,7 +110,8 @@ def main(arguments: list[str]) -> int:
     give_back_unused()
     gc.freeze()  # so that collections in workers do not write to shared pages
     facts = {"vocab_size": vocabulary.vocab_size, "eos_ids": vocabulary.eos_ids}
-    control.sendall(json.dumps(facts).encode() + b"\n")
+    with contextlib.suppress(ConnectionError):  # the service may be gone by now
+        control.sendall(json.dumps(facts).encode() + b"\n")
     ForkServer(vocabulary, control).run()
     return 0
 

@@ -40,7 +40,7 @@ class MaskDesk:
         self._catalogue = catalogue
         self._desk = desk
         self._pins: OrderedDict[SequenceKey, tuple[WorkerLink, str]] = OrderedDict()
-        self._open: dict[SequenceKey, Pending] = {}
+        self._open: OrderedDict[SequenceKey, Pending] = OrderedDict()
         self._compiling: set[asyncio.Task[None]] = set()
         self._crashes: Counter[str] = Counter()
         self._has_work = asyncio.Event()
@@ -75,6 +75,8 @@ class MaskDesk:
             return known
         pending = Pending(row, asyncio.get_running_loop().create_future())
         self._open[key] = pending
+        while len(self._open) > MAX_SEQUENCES:  # of callers that never asked again
+            self._open.popitem(last=False)
         self._begin(key, pending)
         return pending
 
