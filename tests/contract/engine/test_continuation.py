@@ -67,7 +67,7 @@ def test_it_goes_on_as_if_undisturbed(
     if not cut:
         return
     begun = np.array(whole.tokens[:cut], dtype=np.int32)
-    rest = go_on(make_model(), dataclasses.replace(spec, attempt=2, completion=begun), cut)
+    rest = go_on(make_model(), dataclasses.replace(spec, attempt=2, completion=begun))
     assert rest.tokens == whole.tokens[cut:]
     # The op-by-op model's logits differ in the last bits with the rows of a step.
     assert [entry.top_ids for entry in rest.logprobs] == [e.top_ids for e in whole.logprobs[cut:]]
@@ -80,41 +80,18 @@ def test_it_goes_on_as_if_undisturbed(
     assert rest.end.num_prompt_tokens == PROMPT.size
 
 
-def go_on(model: CausalLM, spec: SequenceSpec, offset: int) -> Completion:
-    """Run one sequence whose first told token is at `offset`."""
+def go_on(model: CausalLM, spec: SequenceSpec) -> Completion:
+    """What one sequence, which has begun, still brings."""
 
     async def main() -> Completion:
         async with Driver(model, ENGINE) as driver:
             driver.add(spec)
-            first = driver.got[spec.key] = _Rest(offset)
+            first = driver.got[spec.key] = Completion()
             await driver.until(lambda: first.end is not None)
             driver.engine.check_integrity()
             return first
 
     return asyncio.run(main())
-
-
-class _Rest(Completion):
-    """Rows of a completion from an offset on."""
-
-    def __init__(self, offset: int) -> None:
-        super().__init__(tokens=_Shifted(offset))
-
-
-class _Shifted(list[int]):
-    """As long as the whole completion would be, holding only what came."""
-
-    def __init__(self, offset: int) -> None:
-        super().__init__()
-        self.offset = offset
-
-    def __len__(self) -> int:
-        return super().__len__() + self.offset
-
-    def __eq__(self, other: object) -> bool:
-        return list(self) == other
-
-    __hash__ = None
 
 
 async def test_a_mask_is_wanted_behind_the_known_tokens() -> None:
@@ -139,7 +116,7 @@ async def test_a_hand_over_covers_what_is_known_of_the_answer() -> None:
         assert giver.got[held.key].progress[-1].num_computed_tokens == num_known - 1
         taken = spec_of(sampling, mode="decode", completion=begun)
         taker.add(taken)
-        rest = taker.got[taken.key] = _Rest(begun.size)
+        rest = taker.got[taken.key] = Completion()
         for index in range(-(-(num_known - 1) // ENGINE.block_size)):
             data = bytearray(taker.engine.cache_spec.block_bytes)
             count = await giver.engine.export_block(held.key, index, memoryview(data))
