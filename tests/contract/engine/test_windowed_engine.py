@@ -11,6 +11,7 @@ import torch
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.sequence import SequenceSpec, TokenIds
 from finback.shared.errors import ConfigError, InvalidRequest, NotFound
+from finback.shared.models.causal_lm import StatefulLM
 from finback.shared.wire.messages.generate import SamplingSpec
 from support.engine_driver import Completion, Driver, generate
 from support.tiny_folders import hf_logits
@@ -290,6 +291,20 @@ def test_what_is_announced_and_counted() -> None:
     huge = replace(CONFIG, state_snapshot_bytes=1 << 50)
     with pytest.raises(ConfigError, match="lower max_num_seqs or state_snapshot_bytes"):
         generate(windowed_model(), huge, [])
+
+
+def test_what_cannot_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = windowed_model()
+    assert isinstance(model, StatefulLM)
+    spec = model.state_spec()
+    odd = replace(spec, parts=(replace(spec.parts[0], period_tokens=3),))
+    with monkeypatch.context() as patch:
+        patch.setattr(model, "state_spec", lambda _: odd)
+        with pytest.raises(ConfigError, match="block_size is 8; this model needs a multiple of 3"):
+            generate(model, CONFIG, [])
+    monkeypatch.setattr(model, "decode", None, raising=False)
+    with pytest.raises(ConfigError, match="cannot decode by recorded programs yet"):
+        generate(model, CONFIG, [])
 
 
 def test_logits_at_every_step_are_the_oracle_s() -> None:

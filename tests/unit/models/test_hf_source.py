@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finback.shared.errors import ConfigError
+from finback.shared.models.config import ModelConfig
 from finback.shared.models.loader import load_model
 from finback.shared.models.source import open_source
 from support.tiny_folders import save_hf, tiny_hf_model
@@ -69,6 +70,7 @@ def test_windows_that_cannot_be(tmp_path: Path) -> None:
         open_source(folder)
     _change(folder, sliding_window=4)
     source = open_source(folder)
+    assert isinstance(source.config, ModelConfig)
     assert (source.config.window_layers, source.config.num_kv_layers) == ((1,), 1)
     _change(folder, layer_types=window[1:] * 2)
     with pytest.raises(ConfigError, match="at least one must be full_attention"):
