@@ -134,7 +134,7 @@ class PrefixPort:
     async def copy_out(self, block_hash: bytes, payload: memoryview) -> bool:
         """Write a findable block as it is stored; False if it is not here (any more).
 
-        Not to be cancelled: the device thread writes into `payload` until this returns.
+        The device thread writes into `payload` until this returns; cancelled, even after that.
         """
         found = self._table.pool.find(block_hash)
         if found is None:

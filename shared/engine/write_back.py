@@ -1,21 +1,22 @@
 """Keeps blocks that were computed here in the cache of this host, behind the steps.
 
-Blocks wait by name only: one that the pool evicts before its turn is dropped. A block is copied
-straight into its arena slot by the device thread, one at a time, so that at most one copy lies between
-two steps; a sequence's neighbours go in one batch.
+Blocks wait by name only: one that the pool evicts before its turn is dropped. The device thread copies
+one at a time into a buffer, so that at most one short copy lies between two steps; from there another
+thread writes it into its arena slot. A sequence's neighbours go in one batch.
 """
 
 import asyncio
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import anyio
+from anyio import to_thread
 
 from finback.shared.engine.prefix_port import NewBlock
 from finback.shared.engine.sequence import SequenceSpec
 from finback.shared.errors import ServingError
 from finback.shared.kv.cache_client import CacheClient, CacheLease, StoreTerms
 from finback.shared.kv.stored_block import geometry_of, payload_bytes
+from finback.shared.lanes.ticket import Ticket
 from finback.shared.telemetry import tracing
 from finback.shared.telemetry.metrics import Metrics
 from finback.shared.wire.messages.cache import Slot
@@ -48,6 +49,7 @@ class WriteBack:
         self._cache = cache
         self._metrics = metrics
         self._payload_bytes = payload_bytes(geometry_of(engine.cache_spec))
+        self._payload = memoryview(bytearray(self._payload_bytes))
         self._queue: deque[NewBlock] = deque()
         self._news = asyncio.Event()
         self._is_storing = False
@@ -122,32 +124,31 @@ class WriteBack:
             self._count("failed", len(batch))
             return 0
         self._count("known", len(batch) - len(reply.slots))
-        written = await self._fill(batch, reply)
-        if not written or await lease.commit(written) is None:
+        tickets = await self._fill(batch, reply)
+        slots = reply.slots[: len(tickets)]
+        written = [(s, t) for s, t in zip(slots, tickets, strict=True) if t is not None]
+        if not written or not await lease.commit_tickets(written):
             self._count("failed", len(written))
             return 0
         self._count("stored", len(written))
         return len(written)
 
-    async def _fill(self, batch: list[NewBlock], reply: StoreReply) -> list[tuple[Slot, int]]:
-        written: list[tuple[Slot, int]] = []
+    async def _fill(self, batch: list[NewBlock], reply: StoreReply) -> list[Ticket | None]:
+        """A ticket for each slot that was written; None for a block that the pool gave up."""
+        tickets: list[Ticket | None] = []
         for slot, index in zip(reply.slots, reply.indexes, strict=True):
             try:
-                # Never left half-way: the device thread would write into a slot not ours any more.
-                with anyio.CancelScope(shield=True):
-                    is_there = await self._copy(batch[index], slot)
+                is_there = await self._prefixes.copy_out(batch[index].hash, self._payload)
+                tickets.append(await self._write_slot(slot) if is_there else None)
             except (ServingError, OSError, ValueError) as error:
                 self._cache.failed(f"write: {error}")
                 break
-            if is_there:
-                written.append((slot, self._payload_bytes))
-            else:
-                self._count("evicted")
-        return written
+        self._count("evicted", tickets.count(None))
+        return tickets
 
-    async def _copy(self, block: NewBlock, slot: Slot) -> bool:
-        with self._cache.session.writer.view(slot) as view, view[: self._payload_bytes] as payload:
-            return await self._prefixes.copy_out(block.hash, payload)
+    async def _write_slot(self, slot: Slot) -> Ticket:
+        """On a thread: pages of the arena that nobody used yet take long to be had."""
+        return await to_thread.run_sync(self._cache.session.writer.write, slot, self._payload)
 
     def _count(self, outcome: str, number: int = 1) -> None:
         if number:

@@ -15,7 +15,7 @@ Nothing here fails a request: a cache that is away, slow or wrong is no cache, f
 
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -274,8 +274,25 @@ class CacheLease:
     async def commit(self, written: Sequence[tuple[Slot, int]]) -> tuple[Ticket, ...] | None:
         """Make (slot, length) pairs that are written findable; their tickets, None on failure."""
         lease = SlotLease(self.lease_id, tuple(slot for slot, _ in written))
+        commit = self.cache.session.commit(lease, written, self.terms.request_id)
+        return await self._or_none(commit)
+
+    async def commit_tickets(self, written: Sequence[tuple[Slot, Ticket]]) -> bool:
+        """As `commit`, of slots written by `session.writer.write`; False on failure."""
+        slots = tuple(slot for slot, _ in written)
+        tickets = [ticket for _, ticket in written]
+        lease = SlotLease(self.lease_id, slots)
+        session, request_id = self.cache.session, self.terms.request_id
+
+        async def commit() -> bool:
+            await session.commit_tickets(lease, slots, tickets, request_id)
+            return True
+
+        return bool(await self._or_none(commit()))
+
+    async def _or_none(self, commit: Awaitable[T]) -> T | None:
         try:
-            return await self.cache.session.commit(lease, written, self.terms.request_id)
+            return await commit
         except (OSError, ValueError) as error:  # the arena was made anew, or is gone
             self.cache.failed(f"commit: {error}")
         except ServingError as error:
