@@ -4,9 +4,10 @@ from typing import Any
 import pytest
 
 from finback.shared.kv.layout import BlockGeometry, cache_spec, salt_of
+from finback.shared.kv.state import StatePart, StateSpec
 
 GEOMETRY = BlockGeometry(block_size=16, num_layers=3, num_kv_heads=2, head_dim=8, kv_dtype="bf16")
-FACTS = {"weights_digest": "w", "config": "c", "numerics": "fast"}
+FACTS: dict[str, Any] = {"weights_digest": "w", "config": "c", "numerics": "fast"}
 
 
 def test_bytes_follow_the_shape() -> None:
@@ -50,3 +51,14 @@ def test_spec_says_the_geometry() -> None:
     spec = cache_spec(GEOMETRY, **FACTS)
     assert (spec.block_bytes, spec.kv_dtype) == (GEOMETRY.block_bytes, "bf16")
     assert spec.salt == salt_of(GEOMETRY, **FACTS)
+
+
+def test_state_and_its_replay_are_part_of_the_salt() -> None:
+    part = StatePart(name="window", num_layers=2, lookback_tokens=3, shape=(2, 8), dtype="bf16")
+    state = StateSpec(parts=(part,), replay_tokens=6, window_tokens=4)
+    exact = cache_spec(GEOMETRY, state=state, **FACTS)
+    bounded = cache_spec(GEOMETRY, state=state, replay="bounded-2", **FACTS)
+    wider = replace(state, parts=(replace(part, lookback_tokens=4),))
+    salts = {spec.salt for spec in (cache_spec(GEOMETRY, **FACTS), exact, bounded)}
+    assert len(salts | {cache_spec(GEOMETRY, state=wider, **FACTS).salt}) == 4
+    assert (exact.state_bytes, exact.window_tokens, exact.replay_tokens) == (24 + 3 * 64, 4, 6)
