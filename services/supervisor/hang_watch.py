@@ -19,8 +19,8 @@ from finback.shared.telemetry.logging import get_logger
 from finback.shared.wire.messages.control import PingReply, PingRequest
 
 ASK_EVERY_S: Final = 1.0
-# Of the time that a service has: a busy machine may need that long for an answer.
-_PING_SHARE: Final = 0.5
+# Of the time that a service has: who was heard of within it answers.
+_LATELY: Final = 0.5
 _FLUSH_S: Final = 1.0
 _WATCHED: Final = ("serving", "draining")
 
@@ -51,7 +51,7 @@ class HangBook:
         """Who has been silent for too long while somebody else was not."""
         silent = [name for name, at_s in self.heard_s.items() if now_s - at_s >= self.timeout_s]
         latest_s = max(self.heard_s.values(), default=now_s)
-        others_answer = now_s - latest_s < max(self.timeout_s * _PING_SHARE, 2 * ASK_EVERY_S)
+        others_answer = now_s - latest_s < max(self.timeout_s * _LATELY, 2 * ASK_EVERY_S)
         return silent if others_answer else []
 
 
@@ -63,7 +63,8 @@ class HangWatch:
         self._slots = slots
         self._timeout_s = timeout_s
         self._book = HangBook(timeout_s)
-        self._asking: dict[str, asyncio.Task[None]] = {}
+        # Each turn asks anew, so that a late answer counts when it comes: `timeout_s` bounds them.
+        self._asking: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Run beside the slots."""
@@ -77,7 +78,7 @@ class HangWatch:
                     self._book.forgive(monotonic_s())
                 await self._turn()
         finally:
-            for task in self._asking.values():
+            for task in self._asking:
                 task.cancel()
 
     async def _turn(self) -> None:
@@ -89,18 +90,17 @@ class HangWatch:
         if not await self._is_bus_well():
             self._book.forgive(monotonic_s())
         self._book.watch(watched, monotonic_s())
-        self._asking = {name: task for name, task in self._asking.items() if not task.done()}
         for instance, slot in watched.items():
-            if instance not in self._asking:
-                self._asking[instance] = asyncio.create_task(self._ask(slot, instance))
+            task = asyncio.create_task(self._ask(slot, instance))
+            self._asking.add(task)
+            task.add_done_callback(self._asking.discard)
         for instance in self._book.hung(monotonic_s()):
             self._end(watched[instance])
 
     async def _ask(self, slot: Slot, instance: str) -> None:
         subject = self._client.subjects.instance(slot.spec.roles[0], instance, "ping")
-        timeout_s = max(ASK_EVERY_S, self._timeout_s * _PING_SHARE)
         try:
-            await self._client.call(subject, PingRequest(), PingReply, timeout_s=timeout_s)
+            await self._client.call(subject, PingRequest(), PingReply, timeout_s=self._timeout_s)
         except ServingError:  # silence, or one that has just gone: its slot knows that
             return
         self._book.heard(instance, monotonic_s())
