@@ -1,5 +1,7 @@
 """A sliding-window model behind the whole service, roles apart: prompt and state are handed over."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -14,6 +16,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
 
 BLOCK = 16
 MAX_TOKENS = 24
+LONG = 400
 
 
 def _ask(stack: Stack, prompt: list[int]) -> dict[str, object]:
@@ -25,7 +28,24 @@ def _ask(stack: Stack, prompt: list[int]) -> dict[str, object]:
     return {"text": told["choices"][0]["text"], "num_cached": cached}
 
 
-def test_two_turns_of_a_conversation(tmp_path: Path, run_dir: Path) -> None:
+def _ask_and_kill(stack: Stack, prompt: list[int]) -> str:
+    """The text of a long answer during which decode dies by kill -9."""
+    body = {"model": "windowed", "prompt": prompt, "max_tokens": LONG, "temperature": 0}
+    url, text, lost = f"{stack.http}/v1/completions", "", ""
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as reply:
+        for line in reply.iter_lines():
+            if not line.startswith("data: {"):
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            assert "error" not in chunk, chunk
+            text += "".join(choice["text"] for choice in chunk["choices"])
+            if not lost and text:
+                lost = stack.kill("decode")
+    stack.wait_restored("decode", lost)
+    return text
+
+
+def test_two_turns_of_a_conversation_and_a_crash(tmp_path: Path, run_dir: Path) -> None:
     folder = windowed_text_folder(tmp_path / "windowed")
     params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     with LLM(folder, deterministic=True, num_threads=1, block_size=BLOCK) as llm:
@@ -33,6 +53,7 @@ def test_two_turns_of_a_conversation(tmp_path: Path, run_dir: Path) -> None:
         first = llm.generate([prompt], params)[0]
         turn = [*prompt, *first.token_ids, *prompt]
         second = llm.generate([turn], params)[0]
+        whole = llm.generate([turn[5:]], replace(params, max_tokens=LONG))[0]
     stack = Stack(run_dir)
     settings = ["--set", f"block_size={BLOCK}", "--set", "deterministic=true"]
     stack.up("--separate", "--model", str(folder), *settings)
@@ -43,5 +64,6 @@ def test_two_turns_of_a_conversation(tmp_path: Path, run_dir: Path) -> None:
             "text": second.text,
             "num_cached": (len(prompt) + len(first.token_ids) - 1) // BLOCK * BLOCK,
         }
+        assert _ask_and_kill(stack, turn[5:]) == whole.text
     finally:
         stack.down()
