@@ -1,5 +1,7 @@
 """Blocks stored in the arena: found again, held, expired, given up, restarted over."""
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -170,6 +172,22 @@ def test_blocks_of_another_size_take_the_place_of_a_model_that_is_gone(make: Mak
     held = rig.held([f"old{number}" for number in range(100)])
     assert len(held) < 20
     assert len(rig.held([f"new{number}" for number in range(400)])) > 15
+
+
+def test_a_full_file_system_makes_older_blocks_go(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig = make()
+    rig.keep(list(range(10)))
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    rig.sleep(1)
+    for number in range(10, 60):
+        assert rig.keep([number]) == [0]
+    assert rig.held([0]) == [] and rig.held([59]) == [59]
 
 
 def test_a_tenant_over_its_quota_loses_its_own_oldest(make: Make) -> None:
