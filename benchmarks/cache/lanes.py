@@ -9,14 +9,17 @@ medians, and the ratios of one round. Targets: shm 0.55 of memcpy, file 0.8 of d
 
 import argparse
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from lanes_file import measure_file
-from lanes_nats import measure_nats
-from lanes_shm import measure_shm
+sys.path[:0] = [str(Path(__file__).parents[1])]
+
+from cache.lanes_file import measure_file
+from cache.lanes_nats import measure_nats
+from cache.lanes_shm import measure_shm
 
 from finback.shared.bench.environment import environment
 

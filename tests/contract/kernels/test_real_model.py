@@ -99,7 +99,7 @@ def test_reference_is_greedy_equal_to_transformers(
     answers: list[tuple[list[int], torch.Tensor]], prompts: list[list[int]]
 ) -> None:
     source = open_source()
-    config = source.config
+    config = source.dense
     oracle: Any = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,

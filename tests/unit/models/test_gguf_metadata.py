@@ -23,8 +23,8 @@ def test_config_and_text(tiny: Path) -> None:
     source = open_source(tiny)
     assert source.kind == "gguf"
     assert source.name == "Tiny-Test"
-    assert (source.config.hidden_size, source.config.num_kv_heads) == (64, 2)
-    assert source.config.tie_word_embeddings is False
+    assert (source.dense.hidden_size, source.dense.num_kv_heads) == (64, 2)
+    assert source.dense.tie_word_embeddings is False
     vocabulary = source.text.gguf
     assert vocabulary is not None
     assert vocabulary.read_tokens()[:2] == ["t0", "t1"]
