@@ -14,7 +14,8 @@ from finback.shared.models.deepseek_v4.load import WeightLoader
 from finback.shared.models.deepseek_v4.network import V4Network
 from finback.shared.models.deepseek_v4.pool import V4Pool
 from finback.shared.models.deepseek_v4.single_rows import single_rows
-from finback.shared.models.deepseek_v4.state import layer_memories, state_spec
+from finback.shared.models.deepseek_v4.state import layer_memories
+from finback.shared.models.deepseek_v4.state_parts import state_spec
 from finback.shared.models.kv_pool import KVPool
 from finback.shared.models.state_slots import StateSlots
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import torch
 
+from finback.shared.models.deepseek_v4.inventory import FP4_GROUP
+
 _E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-FP4_GROUP: Final = 32
-FP8_BLOCK: Final = 128
 
 
 def scale_values(scale: torch.Tensor) -> torch.Tensor:
