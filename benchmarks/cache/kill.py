@@ -1,12 +1,13 @@
 """Kill -9 (or SIGSTOP, then SIGCONT) of the decode process under a stream: when it goes on, and with what.
 
-    python benchmarks/cache/kill.py [--kills 200] [--rows two,one,stop] [--layout cohost,separate]
+    python benchmarks/cache/kill.py [--kills 200] [--rows two,one,stop,fast] [--layout cohost,separate]
                                     [--tokens 64] [--seed 1]
 
-Deterministic mode. Each request streams `--tokens` tokens (every other one is sampled with a seed); the
+Deterministic mode but for the last row. Each request streams `--tokens` tokens (every other one is sampled with a seed); the
 process that generates it is killed when a uniformly random number of them, at least the first and not
 the last, has reached the client. Rows: `two` decode processes; `one`, which is started again; `stop`:
-two, and the victim is stopped instead and continued as soon as the stream goes on.
+two, and the victim is stopped instead and continued as soon as the stream goes on; `fast`: two, in fast
+mode, where the ids must be those of a fresh request from the prompt and the ids received before.
 
 Shown are the time from the kill to the first new token (the end of the longest gap after the kill, so
 that tokens still on their way from the victim do not count), whether all ids are those of the
@@ -42,7 +43,6 @@ RESTORE_S: Final = 60.0
 # Leases end after 10 s; the cache looks every second, and for dead writers every five.
 SETTLE_S: Final = 20.0
 RESULTS: Final = Path(__file__).parents[1] / "results" / "cache_kill.jsonl"
-WORDS: Final = ("river", "stone", "lamp", "window", "garden", "paper", "engine", "winter", "bridge")
 
 
 @dataclass(slots=True)
@@ -85,6 +85,12 @@ class Stack:
         """Requests that were lost by an instance so far, as the gateway logs them."""
         return (self.folder / "logs" / "gateway.log").read_text().count('"event": "retry"')
 
+    def num_known(self) -> int:
+        """With how many tokens the last request that was lost went on."""
+        log = (self.folder / "logs" / "gateway.log").read_text().splitlines()
+        lost = [json.loads(line) for line in log if '"event": "retry"' in line]
+        return int(lost[-1]["num_tokens"])
+
     def leaked_slots(self) -> dict[str, int]:
         """Slots that somebody would have to hold, by state, when nobody can."""
         state = self.state()
@@ -101,12 +107,11 @@ class Stack:
 
 
 def body(number: int, num_tokens: int) -> dict[str, Any]:
-    """One request; prompts differ from the first word on, and in length."""
+    """One request; prompts differ from the first token on, and in length."""
     drawn = random.Random(number)
-    words = drawn.choices(WORDS, k=drawn.randint(20, 160))
     return {
         "model": "gpt-4o",
-        "prompt": f"{number} " + " ".join(words),
+        "prompt": [1000 + number, *drawn.choices(range(1000, 40_000), k=drawn.randint(20, 200))],
         "max_tokens": num_tokens,
         "ignore_eos": True,
         "return_token_ids": True,
@@ -131,10 +136,16 @@ def tokens(client: httpx.Client, asked: dict[str, Any]) -> Iterator[list[int]]:
 
 
 def one_kill(
-    stack: Stack, client: httpx.Client, asked: dict[str, Any], at: int, sends: signal.Signals
+    stack: Stack,
+    client: httpx.Client,
+    asked: dict[str, Any],
+    at: int,
+    sends: signal.Signals,
+    *,
+    is_fast: bool = False,
 ) -> Kill:
     """Disturb one stream after `at` tokens; wait until the stack is whole again."""
-    expected = [i for ids in tokens(client, asked) for i in ids]
+    expected = [] if is_fast else [i for ids in tokens(client, asked) for i in ids]
     used = {name: cpu_s(pid) for name, pid in stack.pids.items()}
     retries = stack.num_retries()
     got: list[int] = []
@@ -155,6 +166,8 @@ def one_kill(
     if sends == signal.SIGSTOP:
         os.kill(pid, signal.SIGCONT)
     stack.wait_whole(lost=pid if sends == signal.SIGKILL else 0)
+    if is_fast and stack.num_retries() > retries:
+        expected = fresh(client, asked, got[: stack.num_known()])
     return Kill(
         at=at,
         received=received,
@@ -166,10 +179,21 @@ def one_kill(
     )
 
 
+def fresh(client: httpx.Client, asked: dict[str, Any], known: list[int]) -> list[int]:
+    """`known`, and what a new request from there on brings."""
+    rest = asked["max_tokens"] - len(known)
+    from_there = {**asked, "prompt": [*asked["prompt"], *known], "max_tokens": rest}
+    return [*known, *(i for ids in tokens(client, from_there) for i in ids)]
+
+
 @contextmanager
-def running(layout: str, num_decodes: int) -> Iterator[tuple[Stack, httpx.Client]]:
-    """A deterministic stack of its own."""
-    arguments = (f"--{layout}", "--deterministic", "--set", f"decode_processes={num_decodes}")
+def running(
+    layout: str, num_decodes: int, *, is_fast: bool
+) -> Iterator[tuple[Stack, httpx.Client]]:
+    """A stack of its own, deterministic if it is not fast."""
+    arguments = [f"--{layout}", "--set", f"decode_processes={num_decodes}"]
+    if not is_fast:
+        arguments.append("--deterministic")
     with run_stack(*arguments, "--set", "max_model_len=2048") as (made, folder):
         names = tuple(f"decode{at}" if at > 1 else "decode" for at in range(1, num_decodes + 1))
         stack = Stack(Path(folder), names)
@@ -188,13 +212,15 @@ def row(
     sends = signal.SIGSTOP if kind == "stop" else signal.SIGKILL
     kills: list[Kill] = []
     num_missed = 0
-    with running(layout, 1 if kind == "one" else 2) as (stack, client):
+    is_fast = kind == "fast"
+    with running(layout, 1 if kind == "one" else 2, is_fast=is_fast) as (stack, client):
         while len(kills) < args.kills:
             number = len(kills) + num_missed + 1
             at = drawn.randint(1, args.tokens - 1)
-            made = one_kill(stack, client, body(number, args.tokens), at, sends)
+            asked = body(number, args.tokens)
+            made = one_kill(stack, client, asked, at, sends, is_fast=is_fast)
             note(made)
-            if made.is_hit or not made.is_equal:
+            if made.is_hit or not (made.is_equal or is_fast):
                 kills.append(made)
             else:
                 num_missed += 1  # it had computed everything already
@@ -223,7 +249,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--rows", default="two,one,stop")
+    parser.add_argument("--rows", default="two,one,stop,fast")
     parser.add_argument("--layout", default="cohost,separate")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)

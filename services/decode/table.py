@@ -115,11 +115,6 @@ class Request:
         return len(self.prompt) // _TOKEN_BYTES
 
     @property
-    def num_known_tokens(self) -> int:
-        """Of the first choice: the prompt, and what came with the request of its completion."""
-        return self.num_prompt_tokens + len(self.spec.choices[0].token_ids) // _TOKEN_BYTES
-
-    @property
     def is_ended(self) -> bool:
         """True once every choice has ended."""
         return all(choice.state is ChoiceState.ENDED for choice in self.choices.values())
