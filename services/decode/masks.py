@@ -123,7 +123,7 @@ class MaskPump:
 
     def _provide(self, mask: Masked) -> None:
         try:
-            self._host.engine.provide_mask(mask.key, mask.position, mask.bitmask)
+            self._host.engine.provide_mask(mask.key, mask.position, (mask.bitmask,))
         except InvalidRequest as error:  # a sampler of another vocabulary
             self._broken(mask.key, "internal", error.public_message)
 

@@ -16,7 +16,8 @@ class EngineConfig:
     `num_blocks`: KV blocks of `block_size` tokens; 0 = from `kv_pool_bytes`, and when that is 0 too
     from free memory. `max_model_len`: 0 = the model's; cut to what the pool holds, so that a lone
     sequence always fits. `max_num_batched_tokens`: rows of one step. `max_draft_tokens`: most drafts
-    verified at once. `num_threads`: 0 = the cores of this control group. `overlap_below_ms`: plan
+    verified at once; `max_span_tokens`: the same of sequences with a grammar, which forces tokens by
+    itself. `num_threads`: 0 = the cores of this control group. `overlap_below_ms`: plan
     the next step while one runs only if that one is expected to be shorter than this (a long step
     hides nothing, and a request that arrives meanwhile would wait for two); 0 = never.
     `max_stall_ms`: beside sequences that decode, a step takes no more rows of prompts than are expected
@@ -36,6 +37,7 @@ class EngineConfig:
     max_num_batched_tokens: int = 512
     max_queue: int = 256
     max_draft_tokens: int = 4
+    max_span_tokens: int = 8
     eos_token_ids: tuple[int, ...] = ()
     mode: NumericsMode = "fast"
     device: str = "cpu"
@@ -65,6 +67,7 @@ class EngineConfig:
             "kv_pool_bytes",
             "max_model_len",
             "max_draft_tokens",
+            "max_span_tokens",
             "state_snapshot_bytes",
         ):
             if getattr(self, name) < 0:

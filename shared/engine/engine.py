@@ -19,6 +19,7 @@ from finback.shared.engine.block_port import BlockPort
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device, choose_device
 from finback.shared.engine.device_thread import DeviceThread
+from finback.shared.engine.mask_shelf import span_of
 from finback.shared.engine.output import Admission, EngineLoad, StepOutput
 from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.prefix_port import PrefixPort
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from finback.shared.models.causal_lm import CausalLM
 
 _WARM_UP_ROWS: Final = 16
+_NO_TOKENS: Final = np.empty(0, dtype=np.int32)
 # Of a pool on the host, so much lies ready beyond what was ever used.
 _TOUCHED_BYTES: Final = 64 * 2**20
 
@@ -256,14 +258,30 @@ class Engine:
         self._scheduler.release(key)
         self._steps.wake()
 
-    def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> None:
-        """The tokens allowed at completion index `position` (int32 LE [ceil(vocab / 32)])."""
-        if len(bitmask) != self._runner.bitmask_bytes:
-            raise InvalidRequest(
-                f"a bitmask has {self._runner.bitmask_bytes} bytes here, not {len(bitmask)}"
-            )
-        if self._scheduler.provide_mask(key, position, bitmask):
-            self._steps.wake()
+    def provide_mask(
+        self,
+        key: SequenceKey,
+        position: int,
+        masks: tuple[bytes, ...],
+        token_ids: TokenIds = _NO_TOKENS,
+    ) -> None:
+        """The tokens allowed at completion index `position` (int32 LE [ceil(vocab / 32)]), `masks[0]`.
+
+        `token_ids`, int32 [len(masks) - 1]: a guess, token by token, that its masks allow; `masks[i]` is
+        what may come behind the first `i` of it. Masks may come while the step that needs them runs.
+        """
+        for bitmask in masks:
+            if len(bitmask) != self._runner.bitmask_bytes:
+                raise InvalidRequest(
+                    f"a bitmask has {self._runner.bitmask_bytes} bytes here, not {len(bitmask)}"
+                )
+        sequence = self._scheduler.provide_mask(key, position, masks[0])
+        if sequence is None:
+            return
+        if sequence.state is State.RUNNING:
+            span = span_of(sequence, masks, token_ids)
+            self._runner.slots.offer_masks(sequence.slot, span)
+        self._steps.wake()
 
     def provide_draft(self, key: SequenceKey, position: int, token_ids: TokenIds) -> None:
         """A guess for absolute positions `position`, `position` + 1, ...; may be late or wrong.

@@ -128,5 +128,7 @@ def plan_memory(
 def workspace_bytes(config: EngineConfig, *, vocab_size: int, hidden_size: int) -> int:
     """What a largest step needs beside weights and KV: logits twice, and about 24 hidden rows."""
     rows = config.max_num_batched_tokens
-    sampled = min(rows, config.max_num_seqs * (1 + config.max_draft_tokens))
+    sampled = min(
+        rows, config.max_num_seqs * (1 + max(config.max_draft_tokens, config.max_span_tokens))
+    )
     return 4 * (2 * sampled * vocab_size + 24 * rows * hidden_size)

@@ -40,7 +40,8 @@ class PlanItem:
     `num_rows` tokens from the slot's `num_computed` on are fed. `is_sampled`: they reach the last
     known token, so the next one is sampled (`is_chunk`: it did not decode before); `max_drafts` more rows may be added for drafts that are
     at hand at launch. `new_block_ids` are appended to the slot's block table. `bitmask` allows the
-    tokens of a grammar (int32 LE [ceil(vocab / 32)]).
+    tokens of a grammar (int32 LE [ceil(vocab / 32)]) behind a prompt; the masks of a sequence that
+    decodes come while the step runs (`mask_shelf`).
 
     With state slots: `state` is the snapshot that a sequence begins with, None: windows begin where
     it does. `capture`: copy the state at the last block's
@@ -63,11 +64,15 @@ class PlanItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """One step. `num_rows` is the most that it can take (with all drafts)."""
+    """One step. `num_rows` is the most that it can take (with all drafts).
+
+    `num_reserved`: of these, rows for guesses along a grammar, of which most steps have none.
+    """
 
     step: int
     items: tuple[PlanItem, ...]
     num_rows: int
+    num_reserved: int = 0
 
 
 # Not frozen: one is made for every row of a step, and freezing trebles what that costs.
@@ -78,7 +83,7 @@ class ItemResult:
     `num_computed`: tokens whose KV is now final (drafts that were refused do not count).
     `token_ids`: the new tokens, one more than drafts were accepted; empty without sampling, or when
     the sequence was already complete. `error`: the model gave no finite logits. `states`: snapshots
-    that were asked for, (position, payload).
+    that were asked for, (position, payload). `is_late`: its mask did not come in time, nothing happened.
     """
 
     num_computed: int
@@ -87,6 +92,7 @@ class ItemResult:
     num_drafted: int = 0
     error: str = ""
     states: tuple[tuple[int, bytes], ...] = ()
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,11 +23,14 @@ class _Draft:
 
     budget: int
     items: list[PlanItem] = field(default_factory=list)
+    num_reserved: int = 0
 
     def add(self, item: PlanItem) -> None:
         self.items.append(item)
         num_most = item.num_rows + item.max_drafts
         self.budget -= num_most
+        if item.sequence.spec.has_grammar:
+            self.num_reserved += item.max_drafts
         item.sequence.launch(item.num_rows, num_most)
 
 
@@ -49,7 +52,8 @@ def has_credit(sequence: Sequence) -> bool:
 def can_sample(sequence: Sequence) -> bool:
     """May its next token be sampled by the next step, whatever those in flight bring?
 
-    While it decodes, known tokens = computed tokens + 1.
+    While it decodes, known tokens = computed tokens + 1. Its mask may still be missing then: it comes
+    while the step runs. Where it was late lately, it is awaited first.
     """
     low = high = sequence.num_tokens
     if sequence.is_decoding:
@@ -58,6 +62,8 @@ def can_sample(sequence: Sequence) -> bool:
     if low >= sequence.max_total or high - sequence.num_prompt >= sequence.credit:
         return False
     if not sequence.spec.has_grammar:
+        return True
+    if sequence.is_decoding and not sequence.num_patient:
         return True
     if sequence.is_decoding and sequence.in_flight:
         return False
@@ -119,7 +125,12 @@ class StepPlanner:
             return None
         step, self._next_step = self._next_step, self._next_step + 1
         num_rows = self._config.max_num_batched_tokens - draft.budget - kept_free
-        return StepPlan(step=step, items=tuple(draft.items), num_rows=num_rows)
+        return StepPlan(
+            step=step,
+            items=tuple(draft.items),
+            num_rows=num_rows,
+            num_reserved=draft.num_reserved,
+        )
 
     # -- sequences that decode
 
@@ -135,9 +146,7 @@ class StepPlanner:
         for sequence in ready:
             if sequence.state is not State.RUNNING:
                 continue  # preempted for one before it
-            num_drafts = 0
-            if sequence.spec.drafting:
-                num_drafts = min(self._max_drafts(sequence), max(0, spare_rows))
+            num_drafts = min(self._max_drafts(sequence), max(0, spare_rows))
             if num_drafts and not self._grow(sequence, 1 + num_drafts):
                 num_drafts = 0
             if not num_drafts and not (self._grow(sequence, 1) or self._grow_or_preempt(sequence)):
@@ -146,14 +155,17 @@ class StepPlanner:
             draft.add(self._item(sequence, 1, is_sampled=True, max_drafts=num_drafts))
 
     def _max_drafts(self, sequence: Sequence) -> int:
-        if not sequence.spec.drafting or sequence.spec.has_grammar:
+        most = self._config.max_draft_tokens if sequence.spec.drafting else 0
+        if sequence.spec.has_grammar:  # it forces tokens, whether or not somebody guesses
+            most = self._config.max_span_tokens
+        if not most:
             return 0
         num_after = computed_high(sequence) + 2  # known tokens after this step without drafts
         left = min(
             sequence.max_total - computed_low(sequence) - 2,
             sequence.credit - (num_after - sequence.num_prompt),
         )
-        return max(0, min(self._config.max_draft_tokens, left))
+        return max(0, min(most, left))
 
     def _grow(self, sequence: Sequence, num_rows: int) -> bool:
         """Blocks for `num_rows` more tokens than steps in flight may need at most."""
@@ -310,7 +322,7 @@ class StepPlanner:
             state, sequence.start_state, sequence.given_state = sequence.start_state, None, None
         is_chunk = not sequence.is_decoding
         sequence.is_decoding = sequence.is_decoding or is_sampled
-        mask = sequence.mask if is_sampled and sequence.spec.has_grammar else None
+        mask = sequence.mask if is_sampled and is_chunk and sequence.spec.has_grammar else None
         return PlanItem(
             sequence=sequence,
             slot=sequence.slot,

@@ -160,7 +160,8 @@ class ResidentRunner(Runner):
     def _waits_for_host(self, item: PlanItem) -> bool:
         if item.max_drafts and self.slots.has_offer(item.slot):
             return True
-        return item.is_sampled and (item.bitmask is not None or item.slot in self._host_slots)
+        has_grammar = item.sequence.spec.has_grammar
+        return item.is_sampled and (has_grammar or item.slot in self._host_slots)
 
     def _update(self) -> None:
         """Tell the device of new sequences and blocks."""

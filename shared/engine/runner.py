@@ -14,6 +14,7 @@ from finback.shared.clock import monotonic_s
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device
 from finback.shared.engine.device_thread import Pending
+from finback.shared.engine.mask_shelf import MASK_WAIT_S
 from finback.shared.engine.plan import ItemResult, PlanItem, StepPlan, StepResult
 from finback.shared.engine.sampling_state import Sampled, SamplingState
 from finback.shared.engine.sizing import EngineSizes
@@ -118,6 +119,7 @@ class Runner:
         logits = self._logits(rows)
         sampled = None
         if rows.logit_rows.size:
+            self.slots.complete_masks(items, rows, monotonic_s() + MASK_WAIT_S)
             masks = self._masks(items, rows)
             sampled = self._sampling.sample(logits, rows, self.slots, masks)
         cursor = 0
@@ -126,6 +128,9 @@ class Runner:
             before = int(self.slots.computed[item.slot])
             if sampled is None or not item.is_sampled:
                 out[where] = self._computed(item)
+            elif item.sequence.spec.has_grammar and not rows.masks[index]:
+                out[where] = ItemResult(num_computed=0, is_late=True)
+                cursor += 1
             else:
                 out[where] = self._accept(item, num_drafts, sampled, cursor)
                 cursor += 1 + num_drafts
@@ -211,13 +216,12 @@ class Runner:
         return ((position, self._states.pack(slot, position, floor, after)),)
 
     def _masks(self, items: tuple[PlanItem, ...], rows: StepRows) -> dict[int, bytes]:
-        """Bitmasks by sampled row; a sequence with a grammar has no drafts, so one row each."""
-        masks, cursor = {}, 0
+        """Bitmasks by sampled row."""
+        masks: dict[int, bytes] = {}
+        cursor = 0
         for index, where in enumerate(rows.active):
-            item = items[where]
-            if item.is_sampled:
-                if item.bitmask is not None:
-                    masks[cursor] = item.bitmask
+            if items[where].is_sampled:
+                masks.update(enumerate(rows.masks[index], cursor))
                 cursor += 1 + rows.num_drafts[index]
         return masks
 

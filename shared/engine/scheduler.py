@@ -31,6 +31,8 @@ from finback.shared.errors import InvariantViolated
 from finback.shared.wire.messages.generate import EndInfo
 
 _GOES_ON: Final = Stop(1)
+# After a mask that came too late, the sequence's masks are awaited for so many tokens.
+_PATIENT_TOKENS: Final = 16
 
 
 class Scheduler:
@@ -126,13 +128,13 @@ class Scheduler:
         sequence.credit = up_to_offset
         return True
 
-    def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> bool:
-        """Keep the mask of the next completion index; one for another index is stale."""
+    def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> Sequence | None:
+        """Keep the mask of the next completion index; None for another index: it is stale."""
         sequence = self.table.by_key.get(key)
         if sequence is None or position != sequence.num_completion:
-            return False
+            return None
         sequence.mask = (position, bitmask)
-        return True
+        return sequence
 
     def tokens(self, key: SequenceKey) -> TokenIds | None:
         """The committed completion of a live or remembered choice."""
@@ -165,6 +167,8 @@ class Scheduler:
         for item, result in zip(plan.items, results, strict=True):
             sequence = item.sequence
             sequence.land()
+            if result.is_late:
+                sequence.num_patient = _PATIENT_TOKENS
             if sequence.state is State.ENDED:
                 self.table.retire(sequence)
             elif result.error:
@@ -227,6 +231,7 @@ class Scheduler:
         sequence.tokens[sequence.num_tokens : end] = kept
         sequence.num_tokens = end
         sequence.num_steps += 1
+        sequence.num_patient = max(0, sequence.num_patient - len(kept))
         sequence.num_drafted += result.num_drafted
         sequence.num_accepted += stop.num_kept - 1
         if is_current:
@@ -248,9 +253,10 @@ class Scheduler:
         if row.end is not None:
             self.table.remember(sequence)
             self.table.end(sequence)
-        elif sequence.spec.has_grammar:
+            return
+        if sequence.spec.has_grammar:
             out.want_masks.append((sequence.spec.key, sequence.num_completion))
-        elif sequence.spec.drafting and self.config.max_draft_tokens:
+        if sequence.spec.drafting and self.config.max_draft_tokens:
             out.want_drafts.append((sequence.spec.key, sequence.num_tokens))
 
     def _end(self, out: Committed, sequence: Sequence, end: EndInfo) -> None:

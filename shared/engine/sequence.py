@@ -95,6 +95,8 @@ class Sequence:
     Of models with state slots: `num_kept` tokens have KV in blocks that must not be written, though
     computing begins at `num_computed` (a replay). (position, payload): `given_state` came with the prompt,
     `last_state` is the newest snapshot; `start_state` is the one to begin with, if any.
+
+    `num_patient`: for so many tokens to come, its steps are planned only when their mask is there.
     """
 
     spec: SequenceSpec
@@ -119,6 +121,7 @@ class Sequence:
     num_registered: int = 0
     num_sent_blocks: int = 0
     mask: tuple[int, bytes] | None = None
+    num_patient: int = 0
     num_cached: int = -1
     num_reported: int = 0
     num_drafted: int = 0

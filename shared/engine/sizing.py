@@ -41,11 +41,16 @@ class EngineSizes:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_queue=config.max_queue,
             max_draft_tokens=config.max_draft_tokens,
+            max_span_tokens=self._span_tokens(config),
             eos_token_ids=config.eos_token_ids,
             prefix_caching=config.prefix_caching,
             cache_key=config.cache_key,
             state=self._state_rules(config),
         )
+
+    def _span_tokens(self, config: EngineConfig) -> int:
+        """A model with state goes back by no more tokens than its windows have room for."""
+        return config.max_span_tokens if self.state is None else config.max_draft_tokens
 
     def _state_rules(self, config: EngineConfig) -> StateRules | None:
         if self.state is None:

@@ -5,11 +5,12 @@ left, so that no plan waits for a result. On the CPU these are numpy arrays. No 
 """
 
 from collections.abc import Sequence as Rows
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
+from finback.shared.engine.mask_shelf import MaskShelf, MaskSpan
 from finback.shared.engine.plan import PlanItem, SlotInit
 from finback.shared.engine.sequence import TokenIds
 from finback.shared.engine.stopping import find_stop
@@ -27,7 +28,8 @@ class StepRows:
     them drafts. `token_ids`, `positions`, `slot_mapping`: [T]. `block_tables`: [S, most blocks].
     `context_lens`: [S], tokens in KV with this step's. `logit_rows`: [R] rows that are sampled
     from, `sample_slots`: [R] their slots, `sample_positions`: [R] absolute positions of the tokens
-    to come.
+    to come. `masks`: of each active item, one bitmask a row that is sampled from; empty without a
+    grammar, or while they are missing.
     """
 
     active: list[int]
@@ -43,6 +45,7 @@ class StepRows:
     logit_rows: Int64
     sample_slots: Int64
     sample_positions: Int64
+    masks: list[tuple[bytes, ...]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +79,7 @@ class SlotTable:
         self._is_done = [False] * num_slots
         self._inits: list[SlotInit | None] = [None] * num_slots
         self._drafts: dict[int, tuple[int, int, TokenIds]] = {}
+        self.shelf = MaskShelf()
 
     def init(self, slot: int) -> SlotInit:
         """With what a sequence entered this slot."""
@@ -95,6 +99,10 @@ class SlotTable:
     def offer_draft(self, slot: int, incarnation: int, position: int, token_ids: TokenIds) -> None:
         """Leave a guess for the next launch (any thread: one dict store)."""
         self._drafts[slot] = (incarnation, position, token_ids)
+
+    def offer_masks(self, slot: int, span: MaskSpan) -> None:
+        """Leave masks, and tokens that they allow, for a launch or for one that runs (any thread)."""
+        self.shelf.put(slot, span)
 
     # -- before the step
 
@@ -123,11 +131,18 @@ class SlotTable:
     def resolve(self, items: Rows[PlanItem]) -> StepRows | None:
         """Rows of all items; None when every sequence turned out to be complete."""
         active, counts, num_drafts = [], [], []
+        masks: list[tuple[bytes, ...]] = []
         for index, item in enumerate(items):
             slot = item.slot
             if self._is_done[slot]:
                 continue
-            drafts = self._place_draft(item) if item.max_drafts else 0
+            drafts = 0
+            known: tuple[bytes, ...] = ()
+            if item.is_sampled and item.sequence.spec.has_grammar:
+                drafts, known = self._place_span(item)
+            elif item.max_drafts:
+                drafts = self._place_draft(item)
+            masks.append(known)
             active.append(index)
             counts.append(item.num_rows + drafts)
             num_drafts.append(drafts)
@@ -136,7 +151,28 @@ class SlotTable:
         slots = np.fromiter((items[i].slot for i in active), dtype=np.int64, count=len(active))
         rows = np.array(counts, dtype=np.int64)
         sampled = [items[i].is_sampled for i in active]
-        return self.flatten(active, slots, rows, num_drafts, sampled, self.computed[slots])
+        flat = self.flatten(active, slots, rows, num_drafts, sampled, self.computed[slots])
+        flat.masks.extend(masks)
+        return flat
+
+    def complete_masks(self, items: Rows[PlanItem], rows: StepRows, deadline_s: float) -> None:
+        """Fill in masks that were missing at launch; wait for them until `deadline_s`."""
+        missing = [
+            index
+            for index, where in enumerate(rows.active)
+            if items[where].is_sampled
+            and items[where].sequence.spec.has_grammar
+            and not rows.masks[index]
+        ]
+
+        def look() -> bool:
+            for index in missing:
+                if not rows.masks[index]:
+                    rows.masks[index] = self._span(items[rows.active[index]])[1][:1]
+            return all(rows.masks[index] for index in missing)
+
+        if missing and not look():
+            self.shelf.wait(look, deadline_s)
 
     def flatten(
         self,
@@ -177,6 +213,27 @@ class SlotTable:
             sample_positions=positions[logit_rows] + 1,
         )
 
+    def _span(self, item: PlanItem) -> tuple[TokenIds, tuple[bytes, ...]]:
+        slot, length = item.slot, int(self.length[item.slot])
+        return self.shelf.find(slot, item.incarnation, self.tokens[slot], length)
+
+    def _place_span(self, item: PlanItem) -> tuple[int, tuple[bytes, ...]]:
+        """Drafts that the grammar allows, laid behind the known tokens, and a mask for each row."""
+        if item.bitmask is not None:
+            return 0, (item.bitmask,)
+        token_ids, masks = self._span(item)
+        count = min(item.max_drafts, token_ids.size, self._room(item.slot))
+        if count <= 0:
+            return 0, masks[:1]
+        length = int(self.length[item.slot])
+        self.tokens[item.slot, length : length + count] = token_ids[:count]
+        return count, masks[: count + 1]
+
+    def _room(self, slot: int) -> int:
+        """Tokens that may be added before the sequence, or its blocks, are full."""
+        most = min(self._max_total[slot] - 1, self._num_blocks[slot] * self._block_size)
+        return most - int(self.length[slot])
+
     def _place_draft(self, item: PlanItem) -> int:
         """Align the guess at hand with what was really sampled; how many drafts lie ready now."""
         slot = item.slot
@@ -190,8 +247,7 @@ class SlotTable:
         if not fits or not np.array_equal(token_ids[:known], self.tokens[slot, position:length]):
             self._drafts.pop(slot, None)
             return 0
-        room = min(self._max_total[slot] - 1, self._num_blocks[slot] * self._block_size) - length
-        count = min(item.max_drafts, token_ids.size - known, room)
+        count = min(item.max_drafts, token_ids.size - known, self._room(slot))
         if count <= 0:
             return 0
         self.tokens[slot, length : length + count] = token_ids[known : known + count]

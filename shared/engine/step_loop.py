@@ -98,7 +98,8 @@ class StepLoop:
             return True
         if len(self._in_flight) >= self._depth or not self._overlap_below_ms:
             return False
-        expected = self._times.expected_ms(self._in_flight[0].num_rows)
+        first = self._in_flight[0]
+        expected = self._times.expected_ms(first.num_rows - first.num_reserved)
         return expected is not None and expected < self._overlap_below_ms
 
     def _commit(self, result: StepResult) -> None:

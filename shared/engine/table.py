@@ -20,7 +20,10 @@ MAX_ENDED = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerConfig:
-    """What the scheduler must know; see `EngineConfig` for the meanings."""
+    """What the scheduler must know; see `EngineConfig` for the meanings.
+
+    `max_span_tokens`: as `max_draft_tokens`, of sequences with a grammar.
+    """
 
     num_blocks: int
     block_size: int
@@ -30,6 +33,7 @@ class SchedulerConfig:
     max_num_batched_tokens: int = 512
     max_queue: int = 256
     max_draft_tokens: int = 4
+    max_span_tokens: int = 0
     eos_token_ids: tuple[int, ...] = ()
     prefix_caching: bool = True
     cache_key: bytes = b""

@@ -100,7 +100,13 @@ class SimRunner:
                 self._check(rows, index, contexts[index])
                 end = int(rows.context_lens[index])
                 if item.sequence.spec.has_grammar:
-                    assert item.bitmask == mask_of(end - item.sequence.num_prompt)
+                    if not self._has_masks(plan, rows, index):
+                        results[where] = ItemResult(num_computed=0, is_late=True)
+                        cursor += 1
+                        continue
+                    first = end - drafts - item.sequence.num_prompt
+                    expected = tuple(mask_of(first + row) for row in range(1 + drafts))
+                    assert rows.masks[index] == expected
                 for row in range(1 + drafts):
                     seen = contexts[index][: end - drafts + row]
                     assert int(rows.sample_positions[cursor]) == seen.size
@@ -115,6 +121,11 @@ class SimRunner:
                 states=self._capture(item, before),
             )
         return results
+
+    def _has_masks(self, plan: StepPlan, rows: StepRows, index: int) -> bool:
+        """Nobody can bring one meanwhile: a step is a moment here."""
+        self.slots.complete_masks(plan.items, rows, 0.0)
+        return bool(rows.masks[index])
 
     def _restore(self, item: PlanItem) -> None:
         assert self.state is not None

@@ -206,9 +206,15 @@ class FakeEngine:
     def release(self, key: SequenceKey) -> None:
         self.sequences.pop(key, None)
 
-    def provide_mask(self, key: SequenceKey, position: int, bitmask: bytes) -> None:
+    def provide_mask(
+        self,
+        key: SequenceKey,
+        position: int,
+        masks: tuple[bytes, ...],
+        token_ids: object = None,
+    ) -> None:
         if key in self.sequences:
-            self.sequences[key].mask = (position, bitmask)
+            self.sequences[key].mask = (position, masks[0])
 
     def provide_draft(self, key: SequenceKey, position: int, token_ids: TokenIds) -> None:
         if key in self.sequences:

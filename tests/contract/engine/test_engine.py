@@ -145,12 +145,12 @@ def test_masks_are_awaited_by_their_sequence_alone() -> None:
                 await driver.until(partial(_wants, driver, position))
                 words = np.zeros(-(-CONFIG.vocab_size // 32), dtype=np.uint32)
                 words[allowed // 32] = 1 << allowed % 32
-                driver.engine.provide_mask(spec.key, position + 1, words.tobytes())  # too early
-                driver.engine.provide_mask(spec.key, position, words.tobytes())
+                driver.engine.provide_mask(spec.key, position + 1, (words.tobytes(),))  # too early
+                driver.engine.provide_mask(spec.key, position, (words.tobytes(),))
                 await driver.until(partial(_has_more, got, position))
             assert got.tokens == [50, 60, 70, 80]
             with pytest.raises(InvalidRequest):
-                driver.engine.provide_mask(spec.key, 0, b"short")
+                driver.engine.provide_mask(spec.key, 0, (b"short",))
 
     _run(main())
 

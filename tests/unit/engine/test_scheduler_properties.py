@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from finback.shared.engine.outcome import Committed
 from finback.shared.engine.output import SequenceOutput
+from finback.shared.engine.mask_shelf import span_of
 from finback.shared.engine.plan import ItemResult, StepPlan
 from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import SequenceKey, SequenceSpec, State
@@ -46,6 +47,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_batched_tokens=max_num_seqs + budget,
             max_queue=6,
             max_draft_tokens=max_drafts,
+            max_span_tokens=max_drafts,
             eos_token_ids=EOS,
             state=self.state_rules(),
         )
@@ -162,13 +164,28 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.grant(key, up_to)
         self.credits[key] = max(self.credits[key], up_to)
 
-    @rule(data=st.data(), offset=st.integers(-1, 1))
-    def mask(self, data: Any, offset: int) -> None:
+    @rule(
+        data=st.data(), offset=st.integers(-1, 1), size=st.integers(0, 8), wrong=st.integers(0, 8)
+    )
+    def mask(self, data: Any, offset: int, size: int, wrong: int) -> None:
         key = self._some(data, State.RUNNING, State.WAITING)
         if key is not None:
             position = len(self.got[key]) + offset
-            mask = mask_of(position)
-            assert self.scheduler.provide_mask(key, position, mask) == (offset == 0)
+            assert self._mask(key, position, size, wrong) == (offset == 0)
+
+    def _mask(self, key: SequenceKey, position: int, size: int, wrong: int) -> bool:
+        """A mask, and those along a guess that is good but for its token `wrong`; was it taken?"""
+        sequence = self.scheduler.provide_mask(key, position, mask_of(position))
+        if sequence is None or sequence.state is not State.RUNNING:
+            return sequence is not None
+        full, _ = expected_completion(self.specs[key], self.config.max_model_len, EOS)
+        guess = full[position : position + size]
+        if wrong < len(guess):
+            guess[wrong] = (guess[wrong] + 1) % VOCAB_SIZE
+        masks = tuple(mask_of(position + index) for index in range(1 + len(guess)))
+        span = span_of(sequence, masks, np.array(guess, dtype=np.int32))
+        self.runner.slots.offer_masks(sequence.slot, span)
+        return True
 
     @rule(data=st.data(), size=st.integers(0, 8), wrong=st.integers(0, 8), early=st.integers(0, 3))
     def draft(self, data: Any, size: int, wrong: int, early: int) -> None:
@@ -282,7 +299,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         for key, sequence in list(table.by_key.items()):
             self._grant(key, 1000)
             position = sequence.num_completion
-            self.scheduler.provide_mask(key, position, mask_of(position))
+            self.turn += 1
+            self._mask(key, position, self.turn % 9, self.turn * 5 % 8)
             if sequence.state is State.RESERVED:
                 self.scheduler.activate(key, 0)
             elif sequence.state is State.HELD and not self.queue:
