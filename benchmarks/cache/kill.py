@@ -254,6 +254,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the stack goes with us
     is_good = True
     for layout in args.layout.split(","):
         for kind in args.rows.split(","):
