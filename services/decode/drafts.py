@@ -13,6 +13,7 @@ from finback.services.decode.draft_book import DraftBook, Key, TokensFrom
 from finback.services.decode.fair_parent import FairParent
 from finback.shared.clock import monotonic_s
 from finback.shared.drafting.draft_policy import DraftPolicy, break_even
+from finback.shared.engine.sequence import TokenIds
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import ServingError
 from finback.shared.telemetry import tracing
@@ -34,11 +35,14 @@ class DraftPump:
         policy: DraftPolicy,
         tokens_from: TokensFrom,
         parent_of: Callable[[Key], Any],
+        offer: Callable[[Key, int, TokenIds], None],
     ) -> None:
+        """`offer` takes (key, absolute position, guess) to where it is verified."""
         self._host = host
         self._book = DraftBook(policy)
         self._tokens_from = tokens_from
         self._parents = FairParent(parent_of)
+        self._offer = offer
         self._num_draft_tokens = policy.num_draft_tokens
         self._num_wants = 0
         self._quiet_until_s = 0.0
@@ -112,5 +116,4 @@ class DraftPump:
             span.set_attribute("finback.num_drafts", len(usable))
         for draft in usable:
             token_ids = np.frombuffer(draft.token_ids, dtype="<i4").astype(np.int32)
-            key = (draft.request_id, draft.choice)
-            self._host.engine.provide_draft(key, draft.position, token_ids)
+            self._offer((draft.request_id, draft.choice), draft.position, token_ids)

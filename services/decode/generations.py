@@ -12,7 +12,7 @@ from finback.shared.drafting.draft_policy import DraftPolicy
 from finback.shared.engine.from_wire import refusal, sequence_spec
 from finback.shared.engine.output import SequenceOutput, StepOutput
 from finback.shared.engine.prefix_hold import PrefixHold
-from finback.shared.engine.sequence import Mode, SequenceCounts
+from finback.shared.engine.sequence import Mode, SequenceCounts, TokenIds
 from finback.shared.engine.step_clock import StepClock
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import Cancelled, ServingError
@@ -34,7 +34,7 @@ class Generations:
         self.table = RequestTable()
         self.streams = TokenStreams(self._publish, host.epoch)
         policy = DraftPolicy(num_draft_tokens=host.config.draft_tokens)
-        self.drafts = DraftPump(host, policy, self._tokens_from, self._parent_of)
+        self.drafts = DraftPump(host, policy, self._tokens_from, self._parent_of, self._offer_draft)
         self.masks = MaskPump(host, self._completion_from, self._parent_of, self._break)
         self._spans = StepSpans(tracing.record_span)
         self._clock = StepClock()
@@ -261,6 +261,14 @@ class Generations:
         if past_prompt >= 0:
             return bytes(choice.tokens[past_prompt * 4 :])
         return request.prompt[position * 4 :] + bytes(choice.tokens)
+
+    def _offer_draft(self, key: Key, position: int, token_ids: TokenIds) -> None:
+        """To the engine; of a sequence with a grammar to the sampler first, which cuts it."""
+        request = self.table.get(key[0])
+        if request is None:
+            return
+        if not self.masks.guess(key, position - request.num_prompt_tokens, token_ids):
+            self._host.engine.provide_draft(key, position, token_ids)
 
     def _completion_from(self, key: Key, position: int) -> bytes:
         choice = self.table.choice(key)

@@ -8,13 +8,15 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from llguidance import LLMatcher
 
 from finback.services.sampler.compiler import Vocabulary
+from finback.services.sampler.look_ahead import is_empty, look_ahead
 from finback.shared.wire.messages.sampler import Mask, MaskRow
+from finback.shared.wire.packed_masks import pack_masks
 
 IDLE_S: Final = 120.0
 MAX_SEQUENCES: Final = 4096
@@ -59,17 +61,30 @@ class Sequences:
         problem = _advance(sequence, row, self._vocabulary.vocab_size)
         if not problem:
             bitmask = self._vocabulary.bitmask(sequence.matcher)
-            is_stuck = not any(bitmask)
+            is_stuck = is_empty(bitmask)
             problem = sequence.matcher.get_error() or ("no token may follow" if is_stuck else "")
         if problem:
             self.end([key])
             return _mask(row, row.position, error=problem.splitlines()[0][:500])
-        return _mask(
+        mask = _mask(
             row,
             len(sequence.token_ids),
             bitmask=bitmask,
             is_accepting=sequence.matcher.is_accepting(),
         )
+        return self._with_ahead(mask, key, row, sequence) if row.max_ahead > 0 else mask
+
+    def _with_ahead(self, mask: Mask, key: SequenceKey, row: MaskRow, sequence: _Sequence) -> Mask:
+        """What is forced, or guessed and allowed, and the masks along it."""
+        ahead = look_ahead(
+            self._vocabulary, sequence.matcher, mask.bitmask, row.guess_ids, row.max_ahead
+        )
+        if ahead.is_lost:
+            self.end([key])  # to be rebuilt from its tokens
+        if not ahead.token_ids:
+            return mask
+        token_ids = array("i", ahead.token_ids).tobytes()
+        return replace(mask, ahead_ids=token_ids, ahead_masks=pack_masks(ahead.masks))
 
     def end(self, keys: Iterable[SequenceKey]) -> None:
         """Forget sequences."""

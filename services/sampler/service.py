@@ -25,6 +25,7 @@ from finback.shared.wire.messages.generate import GrammarSpec
 from finback.shared.wire.messages.sampler import (
     CompileReply,
     CompileRequest,
+    Mask,
     MaskReply,
     MaskRequest,
 )
@@ -108,7 +109,7 @@ class SamplerService(Service):
         masks = await self.masks.answer(request)
         self.metrics.observe("finback.sampler.masks_duration", monotonic_s() - started_s)
         self.metrics.count("finback.sampler.masks", len(masks))
-        return MaskReply(masks=masks)
+        return MaskReply(masks=self._within_reply(masks))
 
     async def _warm_up(self, grammars: tuple[GrammarSpec, ...]) -> None:
         """Compile what is asked for often, one after the other, beside the requests."""
@@ -129,6 +130,20 @@ class SamplerService(Service):
                 param="vocab_size",
                 reason="vocabulary_mismatch",
             )
+
+    def _within_reply(self, masks: tuple[Mask, ...]) -> tuple[Mask, ...]:
+        """As far as one message has room for it, with what lies ahead of each."""
+        left = self.context.bus.max_payload - FRAME_RESERVE_BYTES
+        left -= len(masks) * (self._facts.bitmask_bytes + _ROW_BYTES)
+        fitting = []
+        for mask in masks:
+            num_bytes = len(mask.ahead_ids) + len(mask.ahead_masks)
+            left -= num_bytes
+            if num_bytes and left < 0:
+                left += num_bytes
+                mask = replace(mask, ahead_ids=b"", ahead_masks=b"")
+            fitting.append(mask)
+        return tuple(fitting)
 
     def _max_rows(self) -> int:
         num_bytes = self._facts.bitmask_bytes + _ROW_BYTES

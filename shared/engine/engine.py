@@ -101,6 +101,11 @@ class Engine:
         return self.sizes.cache_spec
 
     @property
+    def vocab_size(self) -> int:
+        """The width of the logits."""
+        return self.sizes.vocab_size
+
+    @property
     def num_blocks(self) -> int:
         """Blocks of the KV pool."""
         return self.sizes.memory.num_blocks

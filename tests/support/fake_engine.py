@@ -127,6 +127,7 @@ class FakeEngine:
         self.states = None
         self.row_ms = 0.0
         self.num_blocks = 1000
+        self.vocab_size = 64
         self.max_model_len = 1000
         self.progress = 0
         self.sequences: dict[SequenceKey, _Sequence] = {}

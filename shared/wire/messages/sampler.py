@@ -39,6 +39,8 @@ class MaskRow:
     """One sequence: completion tokens from index `position` on (int32 LE) that are new.
 
     `position` 0 with no tokens opens it. `grammar` goes along when the sampler asked for it.
+    `guess_ids` (int32 LE): what may come behind them, by a drafter's guess. Up to `max_ahead` tokens
+    that are forced, or guessed and allowed, come back with a mask behind each.
     """
 
     request_id: str
@@ -47,6 +49,8 @@ class MaskRow:
     position: int
     token_ids: bytes = b""
     grammar: GrammarSpec | None = None
+    guess_ids: bytes = b""
+    max_ahead: int = 0
 
 
 @message("sampler.MaskRequest/1")
@@ -71,6 +75,9 @@ class Mask:
     `bitmask`: int32 LE, [ceil(vocab / 32)], bit = allowed. `need_from`: the sampler lacks tokens
     from there on; `need_grammar`: it does not know the grammar; `error`: the tokens sent do not fit
     the grammar (an invariant is broken, the choice ends with an error).
+
+    `ahead_ids` (int32 LE): allowed tokens from `position` on; `ahead_masks`: what may come behind each
+    of them (`packed_masks`).
     """
 
     request_id: str
@@ -81,6 +88,8 @@ class Mask:
     need_from: int | None = None
     need_grammar: bool = False
     error: str = ""
+    ahead_ids: bytes = b""
+    ahead_masks: bytes = b""
 
 
 @message("sampler.MaskReply/1")

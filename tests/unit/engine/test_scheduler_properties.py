@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from finback.shared.engine.mask_shelf import span_of
 from finback.shared.engine.outcome import Committed
 from finback.shared.engine.output import SequenceOutput
-from finback.shared.engine.mask_shelf import span_of
 from finback.shared.engine.plan import ItemResult, StepPlan
 from finback.shared.engine.scheduler import Scheduler
 from finback.shared.engine.sequence import SequenceKey, SequenceSpec, State
