@@ -5,6 +5,7 @@ answers with the last user message (or the whole bare prompt), then ends; with `
 round. One token a sequence and step. `ECHO_STEP_MS` is the time of a step (0: as fast as the event
 loop turns), `ECHO_PREFILL_MS` the wait before the first token. `ECHO_TIMES` names a file: to it goes
 a line for each token when the engine stops, `request_id offset published_s` (monotonic clock).
+`ECHO_TURN`: the ids that begin and end a user's message, `259:260`, where they are not ChatML's.
 
     FINBACK_NATS_URL=... python benchmarks/echo_engine.py
 """
@@ -54,6 +55,7 @@ IM_START: Final = 1
 IM_END: Final = 2
 # "user" and the newline after it, which follow <|im_start|>.
 _ROLE_TOKENS: Final = 2
+_TURN: Final = os.environ.get("ECHO_TURN", "")
 _LOAD_S: Final = 0.3
 _MAX_PROMPT: Final = 8192
 
@@ -246,6 +248,12 @@ class EchoEngine(Service):
 
 def echoed(prompt: list[int]) -> list[int]:
     """The tokens to answer with: the last user message's, or the whole of a bare prompt."""
+    if _TURN:
+        begin, end = map(int, _TURN.split(":"))
+        if begin not in prompt:
+            return prompt
+        said = prompt[len(prompt) - prompt[::-1].index(begin) :]
+        return said[: said.index(end)] if end in said else said
     starts = [at for at, token_id in enumerate(prompt) if token_id == IM_START]
     if len(starts) < 2:
         return [token_id for token_id in prompt if token_id > IM_END] or [30]

@@ -23,6 +23,7 @@ from finback.services.gateway.sink import Sink
 from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
 from finback.shared.errors import InvalidRequest
+from finback.shared.wire.messages.generate import GrammarSpec
 
 COMPLETION_MAX_TOKENS: Final = 16
 _PARAMS: Final = Params("prompt", "max_tokens")
@@ -60,6 +61,9 @@ async def completion_work(
         )
     choices = choices_of(request)
     grammar = grammar_of(request)
+    if not model.has_text:
+        _check_needs_no_text(request, model, grammar)
+    has_ids = bool(request.return_token_ids) or not model.has_text
     caching = caching_of(request)
     prompts, texts = await _prompts(request, model, salt_of(tenant, caching.cache_salt))
     if len(prompts) * len(choices) > MAX_CHOICES:
@@ -79,6 +83,7 @@ async def completion_work(
         fingerprint=model.fingerprint,
         spelling=Spelling(model.tokenizer),
         echoes=echoes,
+        has_token_ids=has_ids,
     )
     return Work(
         is_stream=bool(request.stream),
@@ -87,11 +92,22 @@ async def completion_work(
         choices=choices,
         stops=stops_of(request.stop),
         protocol=protocol,
-        has_token_ids=bool(request.return_token_ids),
+        has_token_ids=has_ids,
         grammar=grammar,
         grammar_param=grammar_param(grammar, request) if grammar is not None else "",
         caching=caching,
     )
+
+
+def _check_needs_no_text(
+    request: CompletionRequest, model: ServedModel, grammar: GrammarSpec | None
+) -> None:
+    """Without a tokenizer nothing can be compared with text, kept to a grammar or shown."""
+    for name in ("stop", "echo"):
+        if getattr(request, name):
+            model.check_text(name)
+    if grammar is not None:
+        model.check_text(grammar_param(grammar, request))
 
 
 async def _prompts(

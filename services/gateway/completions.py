@@ -15,7 +15,8 @@ from finback.shared.wire.messages.generate import TokenLogprob
 class CompletionProtocol(OpenAIAnswer):
     """One request's answer in the shape of `text_completion`.
 
-    `echoes[i]`: the text to put before choice i, empty without `echo`.
+    `echoes[i]`: the text to put before choice i, empty without `echo`. `has_token_ids`: choices
+    tell their ids.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class CompletionProtocol(OpenAIAnswer):
         fingerprint: str,
         spelling: Spelling,
         echoes: Sequence[str],
+        has_token_ids: bool = False,
     ) -> None:
         super().__init__(
             answer_id=f"cmpl-{request_id}",
@@ -38,7 +40,7 @@ class CompletionProtocol(OpenAIAnswer):
             num_choices=len(echoes),
         )
         self._num_top = request.logprobs
-        self._has_ids = bool(request.return_token_ids)
+        self._has_ids = has_token_ids
         self._token_ids: list[list[int]] = [[] for _ in echoes]
         self._echoes = echoes
         self._offsets = [0] * len(echoes)

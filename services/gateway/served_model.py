@@ -111,10 +111,26 @@ class ServedModel:
             "output_format": self.format.name,
         }
 
+    @property
+    def has_text(self) -> bool:
+        """False: the model has no tokenizer, so prompts and answers are token ids."""
+        return self.tokenizer.has_text
+
+    def check_text(self, param: str) -> None:
+        """Refuse what needs a tokenizer if there is none."""
+        if not self.has_text:
+            raise InvalidRequest(
+                f"The model '{self.name}' has no tokenizer: it takes prompts as token ids only, in "
+                "/v1/completions.",
+                param=param,
+                reason="no_tokenizer",
+            )
+
     # -- conversations
 
     async def encode_conversation(self, conversation: Conversation, tenant: str) -> Prompt:
         """The prompt that asks for the next turn of a conversation."""
+        self.check_text("messages")
         prompt = self._prompt
         if prompt is None:
             raise self._no_template()
@@ -146,6 +162,7 @@ class ServedModel:
 
     async def encode_text(self, text: str, tenant: str, param: str) -> Prompt:
         """Encode a bare prompt. An empty one becomes the beginning-of-text token."""
+        self.check_text(param)
         self._refuse_hopeless(len(text), param)
 
         def encode() -> Prompt:

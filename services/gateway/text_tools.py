@@ -48,6 +48,7 @@ class TextTools:
         request = check(parse_object(body), DetokenizeRequest)
         if request.model is not None:
             self._model.check_name(request.model)
+        self._model.check_text("tokens")
         self._model.check_ids(request.tokens, "tokens")
         tokenizer = self._model.tokenizer
         raw = b"".join(map(tokenizer.token_bytes, request.tokens))

@@ -101,7 +101,8 @@ def _from_tokenizer(tokenizer: Tokenizer) -> TokenTable:
             for i in ids
         ],
         control_ids=[i for i in ids if tokenizer.is_special(i)],
-        eos_ids=tokenizer.eos_ids,
+        # Without a tokenizer no grammar is ever compiled, and a config may name no end.
+        eos_ids=tokenizer.eos_ids or (() if tokenizer.has_text else (0,)),
     )
 
 

@@ -15,7 +15,8 @@ from finback.shared.codec.formats.select import (
     format_name,
     select_format,
 )
-from finback.shared.codec.output import OutputFormat
+from finback.shared.codec.no_tokenizer import NoTokenizer
+from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.prompts import deepseek_prompt
 from finback.shared.codec.prompts.deepseek_prompt import DeepseekPrompt
 from finback.shared.codec.prompts.jinja_prompt import DEFAULT, JinjaPrompt
@@ -28,7 +29,10 @@ from finback.shared.models.text_files import TextFiles
 
 
 def load_tokenizer(text: TextFiles) -> Tokenizer:
-    """The tokenizer of a GGUF file or a Hugging Face folder; one that is unknown is refused."""
+    """The tokenizer of a GGUF file or a Hugging Face folder; one that is unknown is refused.
+
+    A folder without any has a `NoTokenizer`.
+    """
     if text.gguf is not None:
         if text.gguf.model != "gpt2":
             raise ConfigError(
@@ -45,6 +49,8 @@ def load_tokenizer(text: TextFiles) -> Tokenizer:
         )
     if text.hf is None:
         raise ConfigError("the model source holds no tokenizer")
+    if not text.has_tokenizer:
+        return NoTokenizer(vocab_size=text.vocab_size, bos_id=text.bos_id, eos_ids=text.eos_ids)
     return hf_tokenizer.build(
         text.hf.read_tokenizer_json(), bos_id=text.bos_id, eos_ids=text.eos_ids
     )
@@ -62,6 +68,8 @@ class Codec:
 def load_codec(text: TextFiles, *, architecture: str = "", output_format: str = "auto") -> Codec:
     """The codec of an opened model. Raises `ConfigError`."""
     tokenizer = load_tokenizer(text)
+    if not tokenizer.has_text:
+        return Codec(tokenizer=tokenizer, prompt=None, output=PlainFormat())
     renderers = load_renderers(text, tokenizer)
     control = tokenizer.control.by_spelling
     clues = Clues(
@@ -112,6 +120,6 @@ def load_renderers(text: TextFiles, tokenizer: Tokenizer) -> dict[str, Conversat
         )
         return ConversationRenderer(template, tokenizer.control)
 
-    if text.chat_template is None:
+    if text.chat_template is None or not tokenizer.has_text:
         return {}
     return {name: renderer(source) for name, source in text.chat_templates.items()}

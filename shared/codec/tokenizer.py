@@ -5,7 +5,7 @@ pieces that the conversation renderer hands over.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import tokenizers
@@ -23,7 +23,10 @@ class Tokenizer:
     """A byte-level BPE vocabulary. Thread-safe.
 
     `plain` knows no control tokens; `full` makes the tokenizer that knows them, for grammars.
+    `has_text`: False of the stand-in for models that have none (`no_tokenizer`).
     """
+
+    has_text: ClassVar[bool] = True
 
     def __init__(
         self,

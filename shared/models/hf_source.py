@@ -11,6 +11,14 @@ from finback.shared.models.text_files import HfTokenizerFiles, TextFiles
 
 _MODEL_TYPES: Final = {"llama": "llama", "qwen3": "qwen3"}
 _WINDOWED_TYPES: Final = ("qwen3",)
+# One of them without tokenizer.json is an incomplete folder, not one without a tokenizer.
+_TOKENIZER_FILES: Final = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "vocab.json",
+    "merges.txt",
+)
 _FULL: Final = "full_attention"
 _WINDOW: Final = "sliding_attention"
 
@@ -100,7 +108,9 @@ def read_text(folder: Path, vocab_size: int) -> TextFiles:
         pad_id=_first_id(config.get("pad_token_id")),
         chat_templates=_templates(folder, tokenizer_config),
         hf=HfTokenizerFiles(
-            read_tokenizer_json=read_tokenizer_json, tokenizer_config=tokenizer_config
+            read_tokenizer_json=read_tokenizer_json,
+            tokenizer_config=tokenizer_config,
+            is_there=any((folder / name).exists() for name in _TOKENIZER_FILES),
         ),
     )
 

@@ -25,10 +25,14 @@ class GgufVocabulary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HfTokenizerFiles:
-    """`tokenizer_json` is the file's text (read when asked for); the config is parsed JSON."""
+    """`tokenizer_json` is the file's text (read when asked for); the config is parsed JSON.
+
+    `is_there`: the folder holds tokenizer files, be they complete or not.
+    """
 
     read_tokenizer_json: Callable[[], str] = field(repr=False)
     tokenizer_config: Mapping[str, Any] = field(repr=False)
+    is_there: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,11 @@ class TextFiles:
     chat_templates: Mapping[str, str] = field(repr=False)
     gguf: GgufVocabulary | None = None
     hf: HfTokenizerFiles | None = None
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """False: the model takes and gives token ids only."""
+        return self.hf is None or self.hf.is_there
 
     @property
     def chat_template(self) -> str | None:

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import torch
 
 from finback.shared.errors import ConfigError
+from finback.shared.models.coverage import coverage_problems
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,17 +48,5 @@ def check_coverage(
     ignorable: Iterable[str],
 ) -> None:
     """Every wanted tensor is there in its shape, and nothing is left over; names as in the source."""
-    for name, shape in wanted.items():
-        if name not in found:
-            raise ConfigError(f"{where}: tensor {name} is missing; the model is incomplete")
-        if tuple(found[name]) != shape:
-            raise ConfigError(
-                f"{where}: tensor {name} is {list(found[name])}, expected {list(shape)}; "
-                "config and weights do not fit each other"
-            )
-    left = sorted(set(found) - set(wanted) - set(ignorable))
-    if left:
-        raise ConfigError(
-            f"{where}: tensor {left[0]} is not known to this architecture ({len(left)} in all); "
-            "the model would not be computed as it was trained"
-        )
+    for problem in coverage_problems(wanted, found, ignorable):
+        raise ConfigError(f"{where}: {problem}")

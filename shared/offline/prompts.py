@@ -72,6 +72,7 @@ class PromptEncoder:
 
     def chat_ids(self, messages: Sequence[Message], name: str) -> tuple[int, ...]:
         """The ids of a conversation, rendered by the model's template for an answer."""
+        self.check_text(name)
         if self._renderer is None:
             raise InvalidInput(f"{name}: this model has no chat template; use generate", param=name)
         _check_messages(messages, name)
@@ -79,6 +80,7 @@ class PromptEncoder:
         return self._checked(self._tokenizer.encode_pieces(pieces), name)
 
     def _encode(self, text: str, name: str) -> list[int]:
+        self.check_text(name)
         most = self._max_model_len * self._tokenizer.longest_token_bytes
         if len(text) > most:  # no need to encode what cannot fit
             raise InvalidInput(
@@ -89,6 +91,13 @@ class PromptEncoder:
         ids = self._tokenizer.encode_prompt(text)
         bos_id = self._tokenizer.bos_id
         return [bos_id] if not ids and bos_id is not None else ids
+
+    def check_text(self, name: str) -> None:
+        """Refuse what needs a tokenizer if the model has none."""
+        if not self._tokenizer.has_text:
+            raise InvalidInput(
+                f"{name}: this model has no tokenizer; give token ids to generate", param=name
+            )
 
     def _check_id(self, token_id: Any, name: str) -> None:
         if isinstance(token_id, bool) or not isinstance(token_id, numbers.Integral):

@@ -67,6 +67,8 @@ class RequestMaker:
                 param=f"{name}.min_tokens",
             )
         self._check_ids(params, name)
+        if params.stops:
+            self._encoder.check_text(f"{name}.stop")
         return Request(
             index=index,
             token_ids=token_ids,

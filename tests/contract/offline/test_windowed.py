@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from finback.shared.offline.errors import InvalidInput
 from finback.shared.offline.llm import LLM
 from finback.shared.offline.params import SamplingParams
 from support.tiny_folders import hf_logits
@@ -55,8 +56,18 @@ def test_a_conversation(tmp_path: Path) -> None:
         assert llm.generate([turn], params)[0].token_ids == second.token_ids
 
 
-@pytest.mark.parametrize("missing", ["tokenizer.json"])
-def test_a_folder_without_text(missing: str, tmp_path: Path) -> None:
+def test_a_folder_without_text_takes_and_gives_ids(tmp_path: Path) -> None:
     folder = windowed_folder(tmp_path / "plain")
-    with pytest.raises(Exception, match=missing):
-        LLM(folder, num_threads=1)
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    with LLM(folder, num_threads=1, block_size=8, max_num_seqs=4, kv_pool_bytes=2**21) as llm:
+        found = llm.generate(PROMPTS[0], params)[0]
+        assert list(found.token_ids) == _greedy(windowed_oracle(), PROMPTS[0], 6)
+        assert found.text == ""
+        chunks = list(llm.stream([PROMPTS[0]], params))
+        assert [t for chunk in chunks for t in chunk.token_ids] == list(found.token_ids)
+        with pytest.raises(InvalidInput, match="has no tokenizer; give token ids"):
+            llm.generate("a text")
+        with pytest.raises(InvalidInput, match="has no tokenizer"):
+            llm.chat([{"role": "user", "content": "hello"}])
+        with pytest.raises(InvalidInput, match=r"params.stop: this model has no tokenizer"):
+            llm.generate(PROMPTS[0], SamplingParams(stop="end"))
