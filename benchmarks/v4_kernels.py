@@ -157,7 +157,7 @@ def shapes_fp8(rows: int) -> Iterator[w4a8_triton.LaunchShape]:
     """Launch shapes for this number of rows."""
     block_rows = (16,) if rows <= 256 else (64, 128)
     for block, warps, stages in product(block_rows, (4, 8), (1, 2, 3, 4, 5)):
-        yield w4a8_triton.LaunchShape(block, 128, warps, stages)
+        yield w4a8_triton.LaunchShape(block, warps, stages)
 
 
 SHAPES: dict[str, Callable[[int], Iterator[Any]]] = {"bf16": shapes_bf16, "fp8": shapes_fp8}

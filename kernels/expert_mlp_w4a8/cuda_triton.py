@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from finback.kernels.expert_mlp_fp4.expert_blocks import added, block_rows, cut_blocks
-from finback.kernels.expert_mlp_w4a8.packing import PackedMatrices
+from finback.kernels.expert_mlp_w4a8.packing import TILE, PackedMatrices
 from finback.kernels.triton_launch import is_interpreted
 
 # $2: eight codes; $3: four times the shift. Tables: 0, .5, 1, 1.5 and 2, 3, 4, 6, times 2^-5.
@@ -77,14 +77,12 @@ def _split(codes, shifts, BLOCK_OUT: tl.constexpr, BYTES: tl.constexpr):
 
 @triton.jit
 def _tile(
-    codes_ptr, shifts_ptr, outs, start, size_in, BLOCK_OUT: tl.constexpr, PACKED: tl.constexpr,
-    DTYPE: tl.constexpr,
+    codes_ptr, shifts_ptr, tile, BLOCK_OUT: tl.constexpr, PACKED: tl.constexpr, DTYPE: tl.constexpr
 ):  # fmt: skip
-    """(first, other) fours of 128 columns of weights, [BLOCK_OUT, 64] each, from byte `start` on."""
-    at = start + tl.arange(0, 64)
-    codes = tl.load(codes_ptr + outs[:, None] * (size_in // 2) + at[None, :])
-    groups = start // 16 + tl.arange(0, 4)
-    shifts = tl.load(shifts_ptr + outs[:, None] * (size_in // 32) + groups[None, :])
+    """(first, other) fours of the 128 columns of a tile of weights, [BLOCK_OUT, 64] each."""
+    rows = tile * BLOCK_OUT + tl.arange(0, BLOCK_OUT)
+    codes = tl.load(codes_ptr + rows[:, None] * 64 + tl.arange(0, 64)[None, :])
+    shifts = tl.load(shifts_ptr + rows[:, None] * 4 + tl.arange(0, 4)[None, :])
     shifts = tl.broadcast_to(shifts[:, :, None], [BLOCK_OUT, 4, 16])
     shifts = tl.reshape(shifts, [BLOCK_OUT, 64])
     if PACKED:
@@ -118,6 +116,8 @@ def _gate_up(
     rows = pairs // num_choices
     first_ptr = rows_ptr + rows.to(tl.int64)[None, :] * (size_in // 2)
     other_ptr = first_ptr + num_rows.to(tl.int64) * (size_in // 2)
+    tile = tl.program_id(0) * (size_in // 128)
+    ups = tile + (size // BLOCK_OUT) * (size_in // 128)
     gate = tl.zeros([BLOCK_OUT, BLOCK_ROWS], dtype=tl.float32)
     up = tl.zeros([BLOCK_OUT, BLOCK_ROWS], dtype=tl.float32)
     for start in range(0, size_in // 2, 64):
@@ -127,11 +127,11 @@ def _gate_up(
         scale = tl.load(
             row_scales_ptr + rows * (size_in // 128) + start // 64, mask=inside, other=0.0
         )  # fmt: skip
-        a, b = _tile(codes_ptr, shifts_ptr, outs, start, size_in, BLOCK_OUT, PACKED, dtype)
+        a, b = _tile(codes_ptr, shifts_ptr, tile + start // 64, BLOCK_OUT, PACKED, dtype)
         part = tl.dot(a, xa)
         part = tl.dot(b, xb, part)
         gate += part * scale[None, :]
-        a, b = _tile(codes_ptr, shifts_ptr, size + outs, start, size_in, BLOCK_OUT, PACKED, dtype)
+        a, b = _tile(codes_ptr, shifts_ptr, ups + start // 64, BLOCK_OUT, PACKED, dtype)
         part = tl.dot(a, xa)
         part = tl.dot(b, xb, part)
         up += part * scale[None, :]
@@ -167,6 +167,7 @@ def _down(
     shifts_ptr += expert.to(tl.int64) * size * (size_in // 32)
     first_ptr = inner_ptr + pairs.to(tl.int64)[None, :] * (size_in // 2)
     other_ptr = first_ptr + num_pairs.to(tl.int64) * (size_in // 2)
+    tile = tl.program_id(0) * (size_in // 128)
     total = tl.zeros([BLOCK_OUT, BLOCK_ROWS], dtype=tl.float32)
     for start in range(0, size_in // 2, 64):
         at = (start + tl.arange(0, 64))[:, None]
@@ -175,7 +176,7 @@ def _down(
         scale = tl.load(
             inner_scales_ptr + pairs * (size_in // 128) + start // 64, mask=inside, other=0.0
         )  # fmt: skip
-        a, b = _tile(codes_ptr, shifts_ptr, outs, start, size_in, BLOCK_OUT, PACKED, dtype)
+        a, b = _tile(codes_ptr, shifts_ptr, tile + start // 64, BLOCK_OUT, PACKED, dtype)
         part = tl.dot(a, xa)
         part = tl.dot(b, xb, part)
         total += part * scale[None, :]
@@ -198,10 +199,9 @@ def _quantise(rows_ptr, out_ptr, scales_ptr, num_rows, size, PACKED: tl.constexp
 
 
 class LaunchShape(NamedTuple):
-    """Rows of a block, outputs of a program, and Triton's own two."""
+    """Rows of a block, and Triton's own two; a program has 128 outputs, a tile."""
 
     block_rows: int
-    block_out: int
     num_warps: int
     num_stages: int
 
@@ -209,8 +209,8 @@ class LaunchShape(NamedTuple):
 def default_shapes(num_pairs: int, num_experts: int) -> tuple[LaunchShape, LaunchShape]:
     """(gate and up, down), by how many rows an expert gets on average."""
     if num_pairs <= 8 * num_experts:
-        return LaunchShape(16, 128, 4, 3), LaunchShape(16, 128, 4, 3)
-    return LaunchShape(64, 128, 8, 3), LaunchShape(64, 128, 8, 3)
+        return LaunchShape(16, 4, 3), LaunchShape(16, 4, 3)
+    return LaunchShape(64, 8, 3), LaunchShape(64, 8, 3)
 
 
 def expert_mlp_w4a8(
@@ -227,7 +227,7 @@ def expert_mlp_w4a8(
     num_rows, size_in = hidden.shape
     num_choices = experts.shape[1]
     num_pairs = num_rows * num_choices
-    num_experts, size = gate_up.codes.shape[0], gate_up.codes.shape[1] // 2
+    num_experts, size = gate_up.factors.shape[0], gate_up.factors.shape[1] // 2
     if size_in % 128 or size % 128:
         raise ValueError(f"sizes must be multiples of 128, not {size_in} and {size}")
     if num_pairs == 0:
@@ -245,18 +245,18 @@ def expert_mlp_w4a8(
         hidden, rows, row_scales, num_rows, size_in, PACKED=packed, num_warps=1
     )
     blocks = cut_blocks(experts, num_experts, first.block_rows)
-    _gate_up[(size // first.block_out, blocks.owners.numel())](
+    _gate_up[(size // TILE, blocks.owners.numel())](
         rows, row_scales, gate_up.codes, gate_up.shifts, gate_up.factors, weights.flatten(), inner,
         inner_scales, blocks.firsts, blocks.owners, blocks.order, num_rows, num_pairs, size_in,
-        size, limit, num_choices, BLOCK_ROWS=first.block_rows, BLOCK_OUT=first.block_out,
+        size, limit, num_choices, BLOCK_ROWS=first.block_rows, BLOCK_OUT=TILE,
         PACKED=packed, num_warps=first.num_warps, num_stages=first.num_stages,
     )  # fmt: skip
     if second.block_rows != first.block_rows:
         blocks = cut_blocks(experts, num_experts, second.block_rows)
-    _down[(size_in // second.block_out, blocks.owners.numel())](
+    _down[(size_in // TILE, blocks.owners.numel())](
         inner, inner_scales, down.codes, down.shifts, down.factors, out, blocks.firsts,
         blocks.owners, blocks.order, num_pairs, size, size_in,
-        BLOCK_ROWS=second.block_rows, BLOCK_OUT=second.block_out, PACKED=packed,
+        BLOCK_ROWS=second.block_rows, BLOCK_OUT=TILE, PACKED=packed,
         num_warps=second.num_warps, num_stages=second.num_stages,
     )  # fmt: skip
     return added(out, experts)

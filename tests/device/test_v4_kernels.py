@@ -5,7 +5,7 @@ import importlib.util
 import pytest
 import torch
 
-from support.v4_checks import check_experts, check_hyper_mix, check_latent_attention
+from support.v4_checks import check_experts, check_hyper_mix, check_latent_attention, check_rows
 
 pytestmark = [
     pytest.mark.cuda,
@@ -28,3 +28,9 @@ def test_latent_attention(queries: int, num_window: int, num_entries: int) -> No
 @pytest.mark.parametrize("rows", [1, 65, 1500])
 def test_hyper_mix(rows: int) -> None:
     check_hyper_mix(rows, 4096)
+
+
+@pytest.mark.parametrize("ratio", [4, 128])
+@pytest.mark.parametrize("rows", [1, 64])
+def test_rows(rows: int, ratio: int) -> None:
+    check_rows(rows, 64, 512, ratio)

@@ -89,3 +89,67 @@ def check_hyper_mix(rows: int, size: int) -> None:
             module.hyper_spread(streams, output, expected) for module in (reference, cuda_triton)
         ]
         torch.testing.assert_close(spread[1], spread[0], atol=2e-2, rtol=2e-2)
+
+
+def check_rows(rows: int, heads: int, size: int, ratio: int) -> None:
+    """Norms with rotations, compressor state and entries, routing."""
+    from finback.kernels.norm_rotary_pairs import cuda_triton as rotary
+    from finback.kernels.norm_rotary_pairs import reference as rotary_reference
+    from finback.kernels.route_experts import cuda_triton as route
+    from finback.kernels.route_experts import reference as route_reference
+
+    x, angles = normal(rows, heads, size, seed=1).to(floats()), normal(rows, size // 8, seed=2)
+    cases: list[dict[str, Any]] = [{}, {"eps": 1e-6}, {"inverse": True}]
+    cases.append({"eps": 1e-6, "weight": normal(size, seed=3)})
+    for options in cases:
+        expected = rotary_reference.norm_rotary_pairs(x, angles.cos(), angles.sin(), **options)
+        found = rotary.norm_rotary_pairs(x, angles.cos(), angles.sin(), **options)
+        torch.testing.assert_close(found, expected, atol=2e-2, rtol=2e-2)
+    logits, bias = normal(rows, 256, seed=4), normal(256, seed=5)
+    for options in ({"bias": bias}, {}):
+        theirs = route_reference.route_experts(logits, top_k=6, scaling=1.5, **options)
+        ours = route.route_experts(logits, top_k=6, scaling=1.5, **options)
+        assert torch.equal(ours[0], theirs[0])
+        torch.testing.assert_close(ours[1], theirs[1])
+    _check_entries(rows, size, ratio)
+
+
+def _check_entries(rows: int, size: int, ratio: int) -> None:
+    from finback.kernels.store_entries import cuda_triton as entries
+    from finback.kernels.store_entries import reference as entries_reference
+    from finback.kernels.store_tail import cuda_triton as tail
+    from finback.kernels.store_tail import reference as tail_reference
+
+    overlap = ratio == 4
+    channels = size * (2 if overlap else 1)
+    generator = torch.Generator().manual_seed(rows)
+    projected = normal(rows, 2 * channels + 8, seed=6).to(floats())[:, 8:]
+    positions = torch.randint(0, 999, (rows,), generator=generator).to(device())
+    places = torch.randperm(4 * rows, generator=generator)[:rows].to(device())
+    angles, weight = normal(rows, size // 8, seed=8), normal(size, seed=9)
+    span = 2 * ratio if overlap else ratio
+    sources = torch.randint(-1, 4 * rows, (rows, span), generator=generator).to(torch.int32)
+    sources[:, -1] = sources[:, -1].clamp(min=0)
+    targets = torch.randperm(rows, generator=generator).to(torch.int32)
+    targets[::3] = -1
+    results = []
+    for stores, makes in ((tail_reference, entries_reference), (tail, entries)):
+        contents, gates = normal(4 * rows, channels, seed=10), normal(4 * rows, channels, seed=11)
+        bias = normal(ratio, channels, seed=7)
+        stores.store_tail(projected, bias, positions, places, contents, gates)
+        table = torch.zeros((rows, size), dtype=floats(), device=device())
+        makes.store_entries(
+            contents,
+            gates,
+            sources.to(device()),
+            targets.to(device()),
+            table,
+            weight,
+            angles.cos(),
+            angles.sin(),
+            eps=1e-6,
+            overlap=overlap,
+        )
+        results.append((contents, gates, table))
+    for ours, theirs in zip(results[1], results[0], strict=True):
+        torch.testing.assert_close(ours, theirs, atol=2e-2, rtol=2e-2)

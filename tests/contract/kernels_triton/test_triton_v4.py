@@ -6,6 +6,7 @@ from support.v4_checks import (
     check_experts,
     check_hyper_mix,
     check_latent_attention,
+    check_rows,
 )
 
 # The interpreter turns the bounds of a loop into integers the old way.
@@ -28,3 +29,8 @@ def test_latent_attention(queries: int, num_window: int, num_entries: int, parts
 @pytest.mark.parametrize(("rows", "size"), [(1, 40), (3, 96), (17, 256)])
 def test_hyper_mix(rows: int, size: int) -> None:
     check_hyper_mix(rows, size)
+
+
+@pytest.mark.parametrize(("rows", "heads", "size", "ratio"), [(1, 1, 64, 4), (9, 3, 32, 128)])
+def test_rows(rows: int, heads: int, size: int, ratio: int) -> None:
+    check_rows(rows, heads, size, ratio)

@@ -152,14 +152,22 @@ def test_turning_back_undoes_turning() -> None:
 
 def test_packed_weights_are_the_same_numbers() -> None:
     """Shift, sign and factor of each weight, read back with plain arithmetic."""
-    matrices = random_matrices(2, 8, 128, seed=9, where="cpu")
+    matrices = random_matrices(2, 256, 384, seed=9, where="cpu")
     packed = pack(matrices)
-    four = packed.codes.view(2, 8, -1, 4).to(torch.int32)
+    rows = packed.codes.transpose(2, 3).reshape(2, 256, -1)
+    four = rows.view(2, 256, -1, 4).to(torch.int32)
     codes = torch.stack((four & 7, (four >> 4) & 7), dim=-1).flatten(-2)
     negative = torch.cat((four >> 7, (four >> 3) & 1), dim=-1)
     table = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     values = (table[codes] * (1 - 2 * negative)).flatten(-2)
-    shifts = packed.shifts.to(torch.int32).repeat_interleave(32, dim=-1) // 8 - 5
+    shifts = (
+        packed.shifts.transpose(2, 3)
+        .reshape(2, 256, -1)
+        .to(torch.int32)
+        .repeat_interleave(32, dim=-1)
+        // 8
+        - 5
+    )
     values = torch.ldexp(values, shifts) * packed.factors[..., None]
     assert torch.equal(values, unpack(matrices))
 

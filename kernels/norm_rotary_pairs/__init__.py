@@ -1,0 +1,1 @@
+"""Op `norm_rotary_pairs`; the contract is the docstring of reference.py."""

@@ -1,0 +1,1 @@
+"""Op `store_entries`; the contract is the docstring of reference.py."""

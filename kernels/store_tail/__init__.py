@@ -1,0 +1,1 @@
+"""Op `store_tail`; the contract is the docstring of reference.py."""
