@@ -90,7 +90,9 @@ class CudaDecoder:
         block_tables: torch.Tensor,
         memory: tuple[LayerMemory, ...],
     ) -> DecodeTables:
-        """positions, slots int64 [N]; block_tables int64 [N, B]."""
+        """positions, slots int64 [N]; block_tables int64 [N, B], of the longest context's blocks."""
+        if block_tables.shape[1] * BLOCK_TOKENS < self._max_context:
+            raise ValueError(f"block tables must hold {self._max_context} tokens")
         window, ring_rows = self.config.window, memory[0].ring_rows
         at = positions[:, None] + self._range(1 - window, 1)
         rows = slots[:, None] * ring_rows + at % ring_rows
