@@ -104,6 +104,13 @@ class StackConfig:
     deterministic: bool = setting(False, "one numeric path for every batch and chunking")
     drafting: bool = setting(False, "ask the drafter for tokens")
     draft_tokens: int = setting(4, "tokens drafted for a step", unit="tokens", low=1, high=16)
+    grammar_tokens: int = setting(
+        8,
+        "tokens of a constrained sequence that a step takes at most beyond one: forced, or drafted",
+        unit="tokens",
+        low=0,
+        high=16,
+    )
     num_threads: int = setting(0, "CPU threads of an engine; 0: the cores given", low=0, high=1024)
     device: str = setting("auto", "where engines compute", choices=("auto", "cpu", "cuda", "npu"))
     kernel_backend: str = setting("auto", "'auto', 'reference' or a backend's name")

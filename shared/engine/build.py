@@ -32,6 +32,7 @@ def engine_config(config: "StackConfig", source: ModelSource) -> EngineConfig:
         max_num_batched_tokens=max(config.max_num_batched_tokens, config.max_num_seqs),
         max_queue=config.max_queue,
         max_draft_tokens=config.draft_tokens if config.drafting else 0,
+        max_span_tokens=config.grammar_tokens,
         eos_token_ids=source.text.eos_ids,
         mode=numerics_mode(config),
         device=device,
