@@ -22,9 +22,11 @@ MASK_WAIT_S: Final = 0.005
 class MaskSpan:
     """`masks[i]` holds at absolute position `position + i` if `token_ids[:i]` came before it.
 
-    `token_ids`: int32 [len(masks) - 1], a guess that the grammar allows. `incarnation`: of the slot.
+    `token_ids`: int32 [len(masks) - 1], a guess that the grammar allows. `owner`: whose it is; its
+    slot may have been another's a moment ago. `incarnation`: how often the owner had entered one.
     """
 
+    owner: Sequence
     incarnation: int
     position: int
     token_ids: TokenIds
@@ -34,6 +36,7 @@ class MaskSpan:
 def span_of(sequence: Sequence, masks: tuple[bytes, ...], token_ids: TokenIds) -> MaskSpan:
     """Masks for what comes behind the committed tokens of a sequence that has a slot."""
     return MaskSpan(
+        owner=sequence,
         incarnation=sequence.incarnation,
         position=sequence.num_tokens,
         token_ids=token_ids,
@@ -55,11 +58,11 @@ class MaskShelf:
             self._changed.notify_all()
 
     def find(
-        self, slot: int, incarnation: int, tokens: TokenIds, length: int
+        self, slot: int, owner: Sequence, incarnation: int, tokens: TokenIds, length: int
     ) -> tuple[TokenIds, tuple[bytes, ...]]:
         """(guess [n], masks [n + 1]) behind the `length` known tokens; no masks if there are none."""
         span = self._spans.get(slot)
-        if span is None or span.incarnation != incarnation:
+        if span is None or span.owner is not owner or span.incarnation != incarnation:
             return tokens[:0], ()
         known = length - span.position
         if not 0 <= known < len(span.masks):

@@ -215,7 +215,8 @@ class SlotTable:
 
     def _span(self, item: PlanItem) -> tuple[TokenIds, tuple[bytes, ...]]:
         slot, length = item.slot, int(self.length[item.slot])
-        return self.shelf.find(slot, item.incarnation, self.tokens[slot], length)
+        tokens = self.tokens[slot]
+        return self.shelf.find(slot, item.sequence, item.incarnation, tokens, length)
 
     def _place_span(self, item: PlanItem) -> tuple[int, tuple[bytes, ...]]:
         """Drafts that the grammar allows, laid behind the known tokens, and a mask for each row."""
