@@ -123,11 +123,13 @@ async def test_killing_a_helper_ends_no_stream(
     assert during.tokens == after.tokens and len(during.tokens) == 20
 
 
+@pytest.mark.parametrize("pattern", ["[0-9]{60}", "(the number is [0-9]{2}; ){6}so be it"])
 async def test_killing_the_sampler_only_delays_constrained_streams(
-    stack: WorkerStack, tokenizer: Tokenizer
+    stack: WorkerStack, tokenizer: Tokenizer, pattern: str
 ) -> None:
+    """The second is drafted, and much of it is forced."""
     prompt = prompt_of(tokenizer, "Numbers: ")
-    grammar = GrammarSpec(kind="regex", text="[0-9]{60}")
+    grammar = GrammarSpec(kind="regex", text=pattern)
     async with gateway_of(stack) as gateway:
         made = await gateway.client.call(
             gateway.subjects.service("sampler", "compile"),
@@ -148,7 +150,7 @@ async def test_killing_the_sampler_only_delays_constrained_streams(
         await asyncio.to_thread(stack.start, "sampler")
         await running.wait()
     text = b"".join(tokenizer.token_bytes(token) for token in running.tokens).decode()
-    assert re.fullmatch("[0-9]{60}(<.*>)?", text)
+    assert re.fullmatch(pattern + "(<.*>)?", text)
     assert running.tokens == whole.tokens
     assert running.end.finish_reason == "stop"
 
