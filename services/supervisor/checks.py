@@ -20,7 +20,8 @@ from finback.shared.cores import num_cores
 from finback.shared.errors import ConfigError
 
 if TYPE_CHECKING:
-    from finback.shared.models.facts import ModelFacts
+    from finback.shared.models.config import ModelConfig
+    from finback.shared.models.deepseek_v4.config import V4Config
 
 Level = Literal["ok", "note", "missing"]
 
@@ -139,16 +140,15 @@ def model(config: StackConfig) -> Finding:
     )
 
 
-def _kept(config: StackConfig, shape: "ModelFacts") -> str:
+def _kept(config: StackConfig, shape: "ModelConfig | V4Config") -> str:
     """What a token takes in blocks, and a sequence beside them; `auto` is told as two bytes an item."""
-    from finback.shared.models.config import ModelConfig
-    from finback.shared.models.window_state import window_state
+    from finback.shared.models.kept_state import kept_state
 
     dtype = "bf16" if config.kv_dtype == "auto" else config.kv_dtype
     geometry = shape.kv_geometry(shape.block_tokens(config.block_size), dtype)
     found = f"KV {geometry.block_bytes / geometry.block_size / 1024:.1f} KiB a token"
-    if isinstance(shape, ModelConfig) and shape.window_layers:
-        state = window_state(shape, dtype)
+    state = kept_state(shape, dtype)
+    if state is not None:
         found += f", state {state.payload_bytes / 1024:.1f} KiB a sequence"
     return f"{found} as {dtype}"
 

@@ -137,16 +137,37 @@ def trace(
     raise typer.Exit(cli_trace.trace(run_dir, wanted, as_json=as_json))
 
 
-@app.command()
+models_app = typer.Typer(
+    help="The models that the running stack serves; with a command, those on disk.",
+    invoke_without_command=True,
+)
+app.add_typer(models_app, name="models")
+
+
+@models_app.callback()
 def models(
+    context: typer.Context,
     run_dir: RunDirOption = None,
     key: Annotated[str | None, typer.Option(help="API key.", envvar="FINBACK_API_KEY")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """The models that the running stack serves."""
+    """The models that the running stack serves; with a command, those on disk."""
+    if context.invoked_subcommand is not None:
+        return
     from finback.services.supervisor import cli_show
 
     raise typer.Exit(cli_show.models(run_dir, key=key, as_json=as_json))
+
+
+@models_app.command()
+def inspect(
+    model: Annotated[str, typer.Argument(help="'embedded', a GGUF file or a model folder.")],
+    as_json: JsonOption = False,
+) -> None:
+    """What a model is and takes, what fits here, what is missing; exit code 1: cannot be served."""
+    from finback.services.supervisor import cli_inspect
+
+    raise typer.Exit(cli_inspect.inspect(model, as_json=as_json))
 
 
 @app.command()
