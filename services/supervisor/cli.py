@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from finback.services.supervisor.cli_bench_app import bench
+from finback.services.supervisor.cli_cache_app import cache
 from finback.services.supervisor.cli_keys_app import keys
 from finback.shared.errors import ConfigError, ServingError
 
@@ -18,6 +19,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(keys, name="keys")
+app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")
 
 # The base of all usage errors; typer does not name it, and may or may not bring its own click.

@@ -18,6 +18,7 @@ import anyio
 
 from finback.shared.actor import process
 from finback.shared.actor.bus import Bus
+from finback.shared.actor.endpoint import Call
 from finback.shared.actor.nats_bus import connect
 from finback.shared.actor.service import Service, ServiceContext
 from finback.shared.clock import monotonic_s
@@ -40,8 +41,10 @@ from finback.shared.lanes.peer_lanes import PeerLanes
 from finback.shared.lanes.select import LaneSet
 from finback.shared.lanes.session import ArenaSession
 from finback.shared.lanes.shm_lane import ShmLane
+from finback.shared.wire.messages.cache_admin import ForgetPoolRequest
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.decode import LoadReport
+from finback.shared.wire.messages.prefill import Ack
 
 if TYPE_CHECKING:
     from finback.shared.engine.engine import Engine  # brings torch; the caller builds it
@@ -107,6 +110,8 @@ class WorkerHost(Service):
         self._roles = {name: _role_class(name)(self) for name in self._role_names}
         for role in self._roles.values():
             await role.start()
+        for name in self._role_names:
+            await self.serve(name, "forget-pool", ForgetPoolRequest, self._forget_pool, workers=1)
         self.spawn(self._report_load)
 
     async def _open_lanes(self) -> None:
@@ -278,6 +283,10 @@ class WorkerHost(Service):
         directory.on_change(changed)
 
     # -- loops
+
+    async def _forget_pool(self, call: Call[ForgetPoolRequest]) -> Ack:
+        self.engine.reset_prefix_cache()
+        return Ack()
 
     def _on_step(self, output: StepOutput) -> None:
         if self._warm_up is not None:

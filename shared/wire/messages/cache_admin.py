@@ -176,3 +176,8 @@ class VerifyReply:
     num_bad: int
     num_bytes: int
     next_cursor: str = ""
+
+
+@message("cache.ForgetPoolRequest/1")
+class ForgetPoolRequest:
+    """Asked on `<role>.<instance>.forget-pool`: no later sequence finds what was computed so far."""

@@ -1,0 +1,150 @@
+"""Asks every cache of a running stack, and the pools of its workers: what the command line needs.
+
+The stack's own credentials are used, which only the owner of its folder can read.
+"""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from typing import Any, Final, TypeVar
+from urllib.parse import urlsplit
+
+import anyio
+import numpy as np
+
+from finback.services.supervisor import nats_config
+from finback.services.supervisor.locate import Running
+from finback.shared import config as settings
+from finback.shared.actor.client import Client
+from finback.shared.actor.kv import JetStreamKV
+from finback.shared.actor.nats_bus import BusSettings, connect
+from finback.shared.actor.registry import Directory, bucket_name
+from finback.shared.errors import ConfigError, ServingError
+from finback.shared.kv import block_hash
+from finback.shared.kv.cluster_key import cluster_key
+from finback.shared.telemetry.metrics import Metrics
+from finback.shared.wire.messages.control import CacheSpec
+from finback.shared.wire.subjects import Subjects
+
+T = TypeVar("T")
+TIMEOUT_S: Final = 30.0
+_SYNC_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answers:
+    """Replies by instance, and what those said that gave none."""
+
+    found: dict[str, Any]
+    failed: dict[str, str]
+
+
+class CacheDesk:
+    """An open connection to a stack; see `open_desk`."""
+
+    def __init__(self, client: Client, directory: Directory, config: settings.StackConfig) -> None:
+        self._client = client
+        self._directory = directory
+        self._config = config
+
+    def caches(self) -> list[str]:
+        """Cache services that the registry knows."""
+        return [record.instance for record in self._directory.instances("cache", state=None)]
+
+    def workers(self) -> list[tuple[str, str]]:
+        """(role, instance) of every process with a pool, once each."""
+        seen: dict[str, str] = {}
+        for role in ("decode", "prefill"):
+            for record in self._directory.instances(role, state=None):
+                seen.setdefault(record.instance, role)
+        return [(role, instance) for instance, role in seen.items()]
+
+    def specs(self) -> list[CacheSpec]:
+        """Whom blocks fit, of all workers, each once."""
+        found = {}
+        for role in ("decode", "prefill"):
+            for record in self._directory.instances(role, state=None):
+                if record.cache_spec is not None:
+                    found[record.cache_spec.salt] = record.cache_spec
+        return list(found.values())
+
+    def chain(self, token_ids: list[int], spec: CacheSpec, cache_salt: str) -> bytes:
+        """Hashes of a prompt's full blocks, joined."""
+        key = cluster_key(self._config)
+        root = block_hash.prompt_root(key, cache_salt.encode(), spec.block_size)
+        data = np.asarray(token_ids, dtype="<i4").tobytes()
+        return b"".join(block_hash.extend_all(root, data, spec.block_size, key))
+
+    async def ask_caches(self, verb: str, message: Any, reply_type: type[T]) -> Answers:
+        """Ask all caches."""
+        targets = [("cache", instance) for instance in self.caches()]
+        if not targets:
+            raise ConfigError("no cache service runs in this stack")
+        return await self.ask(targets, verb, message, reply_type)
+
+    async def ask(
+        self, targets: list[tuple[str, str]], verb: str, message: Any, reply_type: type[Any]
+    ) -> Answers:
+        """Ask (service, instance) each; one that does not answer is named, not waited for again."""
+        answers = Answers(found={}, failed={})
+
+        async def one(service: str, instance: str) -> None:
+            subject = self._client.subjects.instance(service, instance, verb)
+            try:
+                reply = await self._client.call(subject, message, reply_type, timeout_s=TIMEOUT_S)
+            except ServingError as error:
+                answers.failed[instance] = error.public_message
+            else:
+                answers.found[instance] = reply
+
+        async with anyio.create_task_group() as group:
+            for service, instance in targets:
+                group.start_soon(one, service, instance)
+        return answers
+
+
+@asynccontextmanager
+async def open_desk(found: Running) -> AsyncIterator[CacheDesk]:
+    """Connect to a running stack as its supervisor does, and learn who is there."""
+    overrides = {"run_dir": str(found.run_dir.root), "stack_id": found.state.stack_id}
+    config, _ = settings.load(overrides=overrides)
+    own_key = found.run_dir.root / "cluster.key"
+    if not config.cluster_key and not config.cluster_key_file and own_key.exists():
+        config = replace(config, cluster_key_file=str(own_key))
+    bus = await connect(_bus_settings(found, config))
+    try:
+        kv = JetStreamKV(bus, bucket_name(found.state.stack_id), ttl_s=config.lease_ttl_s)
+        directory = Directory(kv, ttl_s=config.lease_ttl_s, metrics=Metrics())
+        async with anyio.create_task_group() as group:
+            group.start_soon(directory.watch_forever)
+            with anyio.move_on_after(_SYNC_S):
+                while not directory.is_synced:  # noqa: ASYNC110  # a flag of another task's loop
+                    await anyio.sleep(0.02)
+            yield CacheDesk(Client(bus, Subjects(config.subject_prefix)), directory, config)
+            group.cancel_scope.cancel()
+    finally:
+        with anyio.CancelScope(shield=True):
+            await bus.close()
+
+
+def _bus_settings(found: Running, config: settings.StackConfig) -> BusSettings:
+    if config.nats_url:
+        user, password, url = config.nats_user, config.nats_password, config.nats_url
+    else:
+        path = found.run_dir.nats / "credentials.json"
+        try:
+            passwords: dict[str, str] = json.loads(path.read_text())
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"cannot read {path}: {error}") from None
+        parts = urlsplit(found.state.nats)
+        url = f"nats://{parts.hostname}:{parts.port}"
+        user, password = nats_config.SUPERVISOR, passwords[nats_config.SUPERVISOR]
+    return BusSettings(
+        url=url,
+        name="finback-cache",
+        user=user,
+        password=password,
+        ca_file=config.nats_ca_file,
+        connect_timeout_s=10.0,
+    )

@@ -1,0 +1,93 @@
+"""`finback cache` over a running stack: what is kept is told, pinned, checked and forgotten."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from support.stack import Stack, finback
+
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+
+PROMPT = "A block is sixty-four tokens, and here are quite a few of them. " * 20
+
+
+def ask(stack: Stack) -> tuple[str, int]:
+    body = {"model": "gpt-4o", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
+    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=60)
+    assert reply.status_code == 200, reply.text
+    told = reply.json()
+    return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
+
+
+def stats(stack: Stack) -> dict[str, Any]:
+    done = stack.command("cache", "stats", "--json")
+    assert done.returncode == 0, done.stderr
+    (told,) = json.loads(done.stdout)["caches"].values()
+    found: dict[str, Any] = told
+    return found
+
+
+def kept(stack: Stack) -> int:
+    return sum(usage["num_blocks"] for usage in stats(stack)["usage"] if usage["kind"] == "block")
+
+
+def wait_kept(stack: Stack) -> None:
+    """Blocks are written behind the answer."""
+    deadline = time.monotonic() + 20
+    while kept(stack) < 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def command(stack: Stack, *arguments: str) -> str:
+    done = stack.command("cache", *arguments)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_keeping_and_forgetting(tmp_path: Path, run_dir: Path) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text(PROMPT)
+    stack = Stack(run_dir)
+    stack.up()
+    try:
+        text, num_cached = ask(stack)
+        assert num_cached == 0
+        again, num_cached = ask(stack)
+        assert again == text
+        assert num_cached > 256
+        wait_kept(stack)
+        assert "blocks, " in command(stack, "pin", "manual", str(prompt))
+        assert [pin["name"] for pin in stats(stack)["pins"]] == ["manual"]
+        held = stats(stack)["pins"][0]["num_held"]
+        assert held >= 4
+        command(stack, "evict")
+        assert stats(stack)["pins"][0]["num_held"] == held
+        assert "host: " in command(stack, "verify")
+        assert "blocks in memory" in command(stack, "forget", "--conversation", str(prompt))
+        assert stats(stack)["pins"][0]["num_held"] == 0
+        assert ask(stack) == (text, 0)
+        command(stack, "unpin", "manual")
+        wait_kept(stack)
+        command(stack, "forget", "--tenant", "")
+        assert kept(stack) == 0
+        assert ask(stack) == (text, 0)
+        assert "arena" in command(stack, "stats")
+        refused = stack.command("cache", "forget")
+        assert refused.returncode != 0
+        assert "give one of --tenant, --conversation and --all" in refused.stderr
+        refused = stack.command("cache", "unpin", "nothing")
+        assert refused.returncode == 1
+        assert "nothing" in refused.stderr
+    finally:
+        stack.down()
+
+
+def test_without_a_stack(tmp_path: Path) -> None:
+    done = finback("cache", "stats", "--run-dir", str(tmp_path / "none"))
+    assert done.returncode != 0
+    assert "no stack runs in" in done.stderr
