@@ -1,6 +1,7 @@
 """What operators ask: stats, forget, pin, unpin, evict, verify."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 import anyio.lowlevel
@@ -18,8 +19,11 @@ from finback.shared.lanes.base import CorruptData
 from finback.shared.wire.messages.cache_admin import (
     EvictReply,
     EvictRequest,
+    ExchangeReply,
+    ExportRequest,
     ForgetReply,
     ForgetRequest,
+    ImportRequest,
     PinInfo,
     PinReply,
     PinRequest,
@@ -60,6 +64,8 @@ class AdminEndpoints:
             ("unpin", UnpinRequest, self._on_unpin),
             ("evict", EvictRequest, self._on_evict),
             ("verify", VerifyRequest, self._on_verify),
+            ("export", ExportRequest, self._on_export),
+            ("import", ImportRequest, self._on_import),
         ):
             await self._service.add_endpoint(verb, request_type, handler, scope="both", workers=2)
 
@@ -115,6 +121,24 @@ class AdminEndpoints:
             yield PinInfo(name=name, salt=salt, num_blocks=len(hashes), num_held=num_held)
 
     # --- forget, pin, evict
+
+    async def _on_export(self, call: Call[ExportRequest]) -> ExchangeReply:
+        request = call.message
+        hashes = hashes_of(request.salt, request.hashes)
+        num_blocks = await self._files.export(
+            Path(request.path), request.salt, hashes, request.block_size
+        )
+        return ExchangeReply(num_blocks=num_blocks, salt=request.salt)
+
+    async def _on_import(self, call: Call[ImportRequest]) -> ExchangeReply:
+        request, config = call.message, self._service.config
+        retention_s = request.retention_s
+        if retention_s is None:
+            retention_s = config.cache_retention_chat_s
+        salt, hashes = await self._files.import_(
+            Path(request.path), request.cache_salt, min(retention_s, config.cache_retention_max_s)
+        )
+        return ExchangeReply(num_blocks=len(hashes), salt=salt, hashes=b"".join(hashes))
 
     async def _on_forget(self, call: Call[ForgetRequest]) -> ForgetReply:
         request = call.message

@@ -1,19 +1,26 @@
 """What operators ask of the file tier."""
 
+import os
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.segments.record import Miss
 from finback.services.cache.store import hashes_of, tenant_digest
-from finback.shared.errors import NotFound, Unavailable
+from finback.shared.clock import unix_s
+from finback.shared.errors import InvalidRequest, NotFound, ServingError, Unavailable
 from finback.shared.wire.messages.cache_admin import ForgetRequest, TierUsage, VerifyReply
 
 if TYPE_CHECKING:
     from finback.services.cache.segments.scrub import Progress
     from finback.services.cache.segments.store import SegmentStore
 
+T = TypeVar("T")
+
+_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FORGET_S: Final = 60.0
 _VERIFY_S: Final = 600.0
 
@@ -79,6 +86,48 @@ class FileAdmin:
         """Let go of a pin."""
         await self._tier.call(lambda store: store.unpin(name))
 
+    async def export(self, path: Path, salt: str, hashes: Sequence[bytes], block_size: int) -> int:
+        """Write a prefix to a new file; returns how many blocks."""
+
+        def ask(store: "SegmentStore") -> int | Exception:
+            try:
+                with open(os.open(path, _NEW_FILE, 0o600), "wb") as file:
+                    return store.export(salt, hashes, file, block_size=block_size)
+            except (OSError, ServingError, Miss) as error:
+                # The tier itself is well: it must not be left alone because of this.
+                if not isinstance(error, FileExistsError):
+                    path.unlink(missing_ok=True)
+                return error
+
+        return _told(await self._asked(ask), path)
+
+    async def import_(
+        self, path: Path, cache_salt: str, retention_s: float
+    ) -> tuple[str, list[bytes]]:
+        """Store an exported prefix; returns its salt, and the hashes that it has here."""
+
+        def ask(store: "SegmentStore") -> tuple[str, list[bytes]] | Exception:
+            try:
+                with path.open("rb") as file:
+                    return store.import_(
+                        file,
+                        cache_salt=cache_salt,
+                        tenant=tenant_digest(cache_salt).hex(),
+                        expires_unix_s=unix_s() + retention_s,
+                    )
+            except (OSError, ServingError) as error:
+                return error
+
+        salt, hashes = _told(await self._asked(ask), path)
+        self._tier.stored(salt, hashes)
+        return salt, hashes
+
+    async def _asked(self, ask: Callable[["SegmentStore"], T]) -> T:
+        found = await self._tier.call(ask, timeout_s=_VERIFY_S)
+        if found is None:
+            raise Unavailable(f"the file tier is not to be had: {self._tier.health.state}")
+        return found
+
     async def verify(self, cursor: str, max_bytes: int) -> VerifyReply:
         """Check records from where the reply before ended, up to so many bytes."""
         if self._tier.health.state == "off":
@@ -112,6 +161,17 @@ class FileAdmin:
             num_bytes=num_bytes,
             next_cursor="" if is_done else token,
         )
+
+
+def _told(found: T | Exception, path: Path) -> T:
+    """The result, or what went wrong with the file, said to whoever asked."""
+    if isinstance(found, OSError):
+        raise InvalidRequest(f"{path}: {found.strerror}", param="path")
+    if isinstance(found, ServingError):
+        raise found
+    if isinstance(found, Exception):
+        raise NotFound(f"a block of the prefix cannot be read: {found}", param="hashes")
+    return found
 
 
 class _Forget:

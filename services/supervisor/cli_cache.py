@@ -18,9 +18,12 @@ from finback.shared.errors import ConfigError, Unavailable
 from finback.shared.wire.messages.cache_admin import (
     EvictReply,
     EvictRequest,
+    ExchangeReply,
+    ExportRequest,
     ForgetPoolRequest,
     ForgetReply,
     ForgetRequest,
+    ImportRequest,
     PinReply,
     PinRequest,
     StatsReply,
@@ -136,6 +139,40 @@ async def pin(desk: CacheDesk, name: str, chains: list[tuple[str, bytes]]) -> in
 async def unpin(desk: CacheDesk, name: str) -> int:
     """Let a pinned prefix go the way of others."""
     return _code(await desk.ask_caches("unpin", UnpinRequest(name=name), PinReply))
+
+
+async def export(desk: CacheDesk, path: Path, chains: list[tuple[str, bytes]]) -> int:
+    """Write a prefix to a file (an absolute path), from the first cache whose files have it."""
+    if len(chains) != 1:
+        raise ConfigError("workers of this stack fit different blocks; export from one of a kind")
+    (spec,) = desk.specs()
+    asked = ExportRequest(
+        path=str(path),
+        salt=spec.salt,
+        hashes=chains[0][1],
+        block_size=spec.block_size,
+    )
+    failed = Answers(found={}, failed={})
+    for name in desk.caches():
+        answers = await desk.ask([("cache", name)], "export", asked, ExchangeReply)
+        for reply in answers.found.values():
+            sys.stdout.write(f"{name}: {reply.num_blocks} blocks\n")
+            return 0
+        failed.failed.update(answers.failed)
+    return _code(failed)
+
+
+async def import_(desk: CacheDesk, path: Path, cache_salt: str) -> int:
+    """Store an exported prefix in the first cache that takes it."""
+    asked = ImportRequest(path=str(path), cache_salt=cache_salt)
+    failed = Answers(found={}, failed={})
+    for name in desk.caches():
+        answers = await desk.ask([("cache", name)], "import", asked, ExchangeReply)
+        for reply in answers.found.values():
+            sys.stdout.write(f"{name}: {reply.num_blocks} blocks\n")
+            return 0
+        failed.failed.update(answers.failed)
+    return _code(failed)
 
 
 def token_ids(found: locate.Running, path: Path, key: str | None) -> list[int]:

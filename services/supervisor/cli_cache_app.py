@@ -116,6 +116,38 @@ def unpin(
     raise typer.Exit(cli_cache.run(run_dir, act))
 
 
+@cache.command("export")
+def export(
+    prompt: FileArgument,
+    file: Annotated[Path, typer.Argument(help="A new file on the cache's host.")],
+    run_dir: RunDirOption = None,
+    cache_salt: SaltOption = "",
+    key: KeyOption = None,
+) -> None:
+    """Write a prefix of the file tier to a file, for another cluster."""
+    from finback.services.supervisor import cli_cache, locate
+    from finback.services.supervisor.cache_desk import CacheDesk
+
+    async def act(desk: CacheDesk, found: locate.Running) -> int:
+        ids = cli_cache.token_ids(found, prompt, key)
+        return await cli_cache.export(desk, file, cli_cache.chains_of(desk, ids, cache_salt))
+
+    raise typer.Exit(cli_cache.run(run_dir, act))
+
+
+@cache.command("import")
+def import_(
+    file: Annotated[Path, typer.Argument(help="What another cluster exported.")],
+    run_dir: RunDirOption = None,
+    cache_salt: SaltOption = "",
+) -> None:
+    """Store an exported prefix under this cluster's key."""
+    from finback.services.supervisor import cli_cache
+
+    act = lambda desk, _: cli_cache.import_(desk, file, cache_salt)  # one expression
+    raise typer.Exit(cli_cache.run(run_dir, act))
+
+
 @cache.command()
 def verify(run_dir: RunDirOption = None) -> None:
     """Check the checksums of all that is kept; exit code 1: something was bad, and is dropped."""

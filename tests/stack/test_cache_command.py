@@ -87,6 +87,38 @@ def test_keeping_and_forgetting(tmp_path: Path, run_dir: Path) -> None:
         stack.down()
 
 
+def test_a_prefix_goes_to_another_cluster(tmp_path: Path, run_dir: Path) -> None:
+    """Another stack with another key hits what this one has computed."""
+    prompt, taken = tmp_path / "prompt.txt", tmp_path / "prefix.kv"
+    prompt.write_text(PROMPT)
+    stack, other = Stack(run_dir), Stack(tmp_path / "other")
+    stack.up("--set", f"cache_dir={tmp_path / 'files'}")
+    try:
+        text, _ = ask(stack)
+        deadline = time.monotonic() + 30
+        done = stack.command("cache", "export", str(prompt), str(taken))
+        while done.returncode and time.monotonic() < deadline:  # written behind
+            time.sleep(0.5)
+            done = stack.command("cache", "export", str(prompt), str(taken))
+        assert done.returncode == 0, done.stderr
+        assert taken.stat().st_mode & 0o777 == 0o600
+        refused = stack.command("cache", "export", str(prompt), str(taken))
+        assert refused.returncode == 1
+        assert "File exists" in refused.stderr
+    finally:
+        stack.down()
+    other.up("--set", f"cache_dir={tmp_path / 'others'}")
+    try:
+        refused = other.command("cache", "import", str(prompt))
+        assert refused.returncode == 1
+        assert "blocks" in command(other, "import", str(taken))
+        again, num_cached = ask(other)
+        assert again == text
+        assert num_cached >= 192
+    finally:
+        other.down()
+
+
 def test_without_a_stack(tmp_path: Path) -> None:
     done = finback("cache", "stats", "--run-dir", str(tmp_path / "none"))
     assert done.returncode != 0

@@ -181,3 +181,38 @@ class VerifyReply:
 @message("cache.ForgetPoolRequest/1")
 class ForgetPoolRequest:
     """Asked on `<role>.<instance>.forget-pool`: no later sequence finds what was computed so far."""
+
+
+@message("cache.ExportRequest/1")
+class ExportRequest:
+    """Asked on `export`: write the leading run of these blocks, of a prompt from its start, to a file.
+
+    `path` is on the cache's host and must not exist; it is made 0600. Blocks in memory only are not
+    exported: the file tier must be on.
+    """
+
+    path: str
+    salt: str
+    hashes: bytes
+    block_size: int
+
+
+@message("cache.ImportRequest/1")
+class ImportRequest:
+    """Asked on `import`: store an exported prefix under this cluster's key.
+
+    `cache_salt` is whose prefix it is here. `retention_s` None: that of chat.
+    """
+
+    path: str
+    cache_salt: str = ""
+    retention_s: float | None = None
+
+
+@message("cache.ExchangeReply/1")
+class ExchangeReply:
+    """What was written or stored; `hashes` are those that an imported prefix has here."""
+
+    num_blocks: int
+    salt: str = ""
+    hashes: bytes = b""
