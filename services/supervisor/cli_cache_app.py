@@ -128,9 +128,11 @@ def export(
     from finback.services.supervisor import cli_cache, locate
     from finback.services.supervisor.cache_desk import CacheDesk
 
+    target = file.absolute()
+
     async def act(desk: CacheDesk, found: locate.Running) -> int:
         ids = cli_cache.token_ids(found, prompt, key)
-        return await cli_cache.export(desk, file, cli_cache.chains_of(desk, ids, cache_salt))
+        return await cli_cache.export(desk, target, cli_cache.chains_of(desk, ids, cache_salt))
 
     raise typer.Exit(cli_cache.run(run_dir, act))
 
@@ -144,7 +146,7 @@ def import_(
     """Store an exported prefix under this cluster's key."""
     from finback.services.supervisor import cli_cache
 
-    act = lambda desk, _: cli_cache.import_(desk, file, cache_salt)  # one expression
+    act = lambda desk, _: cli_cache.import_(desk, file.absolute(), cache_salt)  # one expression
     raise typer.Exit(cli_cache.run(run_dir, act))
 
 

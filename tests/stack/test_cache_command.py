@@ -1,6 +1,7 @@
 """`finback cache` over a running stack: what is kept is told, pinned, checked and forgotten."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -96,13 +97,13 @@ def test_a_prefix_goes_to_another_cluster(tmp_path: Path, run_dir: Path) -> None
     try:
         text, _ = ask(stack)
         deadline = time.monotonic() + 30
-        done = stack.command("cache", "export", str(prompt), str(taken))
+        done = stack.command("cache", "export", str(prompt), os.path.relpath(taken))
         while done.returncode and time.monotonic() < deadline:  # written behind
             time.sleep(0.5)
-            done = stack.command("cache", "export", str(prompt), str(taken))
+            done = stack.command("cache", "export", str(prompt), os.path.relpath(taken))
         assert done.returncode == 0, done.stderr
         assert taken.stat().st_mode & 0o777 == 0o600
-        refused = stack.command("cache", "export", str(prompt), str(taken))
+        refused = stack.command("cache", "export", str(prompt), os.path.relpath(taken))
         assert refused.returncode == 1
         assert "File exists" in refused.stderr
     finally:
