@@ -24,10 +24,10 @@ _WORKERS: Final = ("prefill", "decode")
 _ASKS: Final[Mapping[str, tuple[str, ...]]] = {
     "gateway": ("router", "prefill", "decode", "sampler", "cache"),
     "router": ("prefill", "decode", "cache", "gateway"),
-    "prefill": ("decode", "cache", "router"),
+    "prefill": ("decode", "cache", "router", "gateway"),
     "decode": ("prefill", "cache", "sampler", "drafter", "router", "stream", "gateway"),
     "drafter": ("decode",),
-    "cache": ("prefill", "decode"),
+    "cache": ("prefill", "decode", "cache"),
     "sampler": ("decode",),
 }
 

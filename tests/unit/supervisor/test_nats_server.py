@@ -89,6 +89,24 @@ async def test_a_service_asks_whom_it_needs_and_nobody_else(tmp_path: Path) -> N
         assert not await answers(cache, "finback.v1.router.route", within_s=0.3)
 
 
+@pytest.mark.parametrize(
+    ("asker", "answerer", "subject"),
+    [
+        ("prefill", "gateway", "finback.v1.gateway.gateway-1.failed"),
+        ("decode", "gateway", "finback.v1.gateway.gateway-1.failed"),  # a worker with both roles
+        ("cache", "cache", "finback.v1.cache.cache-2.kv-snapshot"),
+        ("router", "cache", "finback.v1.cache.cache-2.kv-snapshot"),
+    ],
+)
+async def test_who_must_be_told_can_be_told(
+    tmp_path: Path, asker: str, answerer: str, subject: str
+) -> None:
+    async with server(tmp_path) as made, bus(made, asker) as one, bus(made, answerer) as other:
+        await answer_on(other, subject)
+        await other.flush()
+        assert await answers(one, subject)
+
+
 async def test_a_client_hears_only_its_own_answers(tmp_path: Path) -> None:
     heard: list[str] = []
     async with (
