@@ -136,7 +136,10 @@ class AdminEndpoints:
         if retention_s is None:
             retention_s = config.cache_retention_chat_s
         salt, hashes = await self._files.import_(
-            Path(request.path), request.cache_salt, min(retention_s, config.cache_retention_max_s)
+            Path(request.path),
+            request.cache_salt,
+            request.tenant,
+            min(retention_s, config.cache_retention_max_s),
         )
         return ExchangeReply(num_blocks=len(hashes), salt=salt, hashes=b"".join(hashes))
 

@@ -102,7 +102,7 @@ class FileAdmin:
         return _told(await self._asked(ask), path)
 
     async def import_(
-        self, path: Path, cache_salt: str, retention_s: float
+        self, path: Path, cache_salt: str, tenant: str, retention_s: float
     ) -> tuple[str, list[bytes]]:
         """Store an exported prefix; returns its salt, and the hashes that it has here."""
 
@@ -112,7 +112,7 @@ class FileAdmin:
                     return store.import_(
                         file,
                         cache_salt=cache_salt,
-                        tenant=tenant_digest(cache_salt).hex(),
+                        tenant=tenant_digest(tenant).hex(),
                         expires_unix_s=unix_s() + retention_s,
                     )
             except (OSError, ServingError) as error:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Pins = Mapping[str, tuple[str, tuple[bytes, ...]]]  # name -> (salt, hashes)
 OnRemoved = Callable[[str, list[bytes]], None]
-MakeStore = Callable[[StackConfig, Metrics, Any, OnRemoved], "SegmentStore"]
+MakeStore = Callable[[StackConfig, Metrics, Any, OnRemoved, OnRemoved], "SegmentStore"]
 
 THREADS: Final = 4
 CALL_S: Final = 10.0
@@ -162,7 +162,7 @@ class FileTier:
 
     def _open_now(self) -> None:
         service = self._service
-        store = self._make(self._config, service.metrics, service.log, self._removed)
+        store = self._make(self._config, service.metrics, service.log, self._removed, self._found)
         store.open()
         self._store = store
 
@@ -189,6 +189,11 @@ class FileTier:
             elif self.health.may_try(monotonic_s()):
                 await self._open()
             await anyio.sleep(_UPKEEP_EVERY_S)
+
+    def _found(self, salt: str, hashes: list[bytes]) -> None:
+        """Told by the store, in a worker thread: another writer's blocks can be read."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self.stored, salt, hashes)
 
     def _removed(self, salt: str, hashes: list[bytes]) -> None:
         """Told by the store, in a worker thread."""
@@ -222,7 +227,7 @@ class _Pin:
 
 
 def _segment_store(
-    config: StackConfig, metrics: Metrics, log: Any, on_removed: OnRemoved
+    config: StackConfig, metrics: Metrics, log: Any, on_removed: OnRemoved, on_found: OnRemoved
 ) -> "SegmentStore":
     # Here, as it costs 10 MB that nobody needs without files.
     from finback.services.cache.segments.store import SegmentStore
@@ -239,4 +244,5 @@ def _segment_store(
         log=log,
         count=metrics.count,
         on_removed=on_removed,
+        on_found=on_found,
     )

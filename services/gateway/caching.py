@@ -57,11 +57,3 @@ def caching_of(request: CachingFields, *, conversation: str = "") -> Caching:
         session=f"key:{key}" if key else conversation,
         cache_salt=request.cache_salt or "",
     )
-
-
-def salt_of(tenant: str, cache_salt: str | None) -> str:
-    """What a prompt's chain begins with: the same for the prompt's hashes and for the engines.
-
-    Lengths are told, so that no tenant can spell another's salt.
-    """
-    return f"{len(tenant)}:{tenant}:{cache_salt}" if cache_salt else tenant

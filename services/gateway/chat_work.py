@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any, Final
 
 from finback.services.gateway.body import parse_object
-from finback.services.gateway.caching import caching_of, salt_of
+from finback.services.gateway.caching import caching_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.chat import ChatProtocol
 from finback.services.gateway.chat_schema import ChatRequest
@@ -28,6 +28,7 @@ from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.errors import InvalidRequest
+from finback.shared.kv.cache_salt import cache_salt_of
 
 _PARAMS: Final = Params("messages", "max_tokens")
 _NEW_PARAMS: Final = Params("messages", "max_completion_tokens")
@@ -58,7 +59,7 @@ async def chat_work(
     conversation = conversation_of(request)
     grammar = model.format.grammar(conversation)
     caching = caching_of(request)
-    salt = salt_of(tenant, caching.cache_salt)
+    salt = cache_salt_of(tenant, caching.cache_salt)
     prompt = await model.encode_conversation(conversation, salt)
     asked = request.max_completion_tokens or request.max_tokens
     is_new = request.max_completion_tokens is not None

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Any, Final
 
 from finback.services.gateway.body import parse_object
-from finback.services.gateway.caching import caching_of, salt_of
+from finback.services.gateway.caching import caching_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.completions import CompletionProtocol
 from finback.services.gateway.exchange import Exchange
@@ -23,6 +23,7 @@ from finback.services.gateway.sink import Sink
 from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
 from finback.shared.errors import InvalidRequest
+from finback.shared.kv.cache_salt import cache_salt_of
 from finback.shared.wire.messages.generate import GrammarSpec
 
 COMPLETION_MAX_TOKENS: Final = 16
@@ -65,7 +66,7 @@ async def completion_work(
         _check_needs_no_text(request, model, grammar)
     has_ids = bool(request.return_token_ids) or not model.has_text
     caching = caching_of(request)
-    prompts, texts = await _prompts(request, model, salt_of(tenant, caching.cache_salt))
+    prompts, texts = await _prompts(request, model, cache_salt_of(tenant, caching.cache_salt))
     if len(prompts) * len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
     asked = request.max_tokens

@@ -12,7 +12,6 @@ from opentelemetry import trace
 from finback.services.gateway.accounts import Accounts, Bill
 from finback.services.gateway.answer import Answer
 from finback.services.gateway.answer_events import Usage
-from finback.services.gateway.caching import salt_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation
@@ -24,6 +23,7 @@ from finback.services.gateway.work import Work
 from finback.shared.actor.deadline import Deadline
 from finback.shared.config import StackConfig
 from finback.shared.errors import InvalidRequest, Overloaded, ServingError, Unavailable
+from finback.shared.kv.cache_salt import cache_salt_of
 from finback.shared.telemetry import metrics as metric_names
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.generate import GenerationSpec, GrammarSpec
@@ -165,7 +165,7 @@ class Exchange:
                     grammar=grammar,
                     credit_tokens=CREDIT_TOKENS,
                     # What one tenant has sent must not make another's answer come sooner.
-                    cache_salt=salt_of(caller.tenant, work.caching.cache_salt),
+                    cache_salt=cache_salt_of(caller.tenant, work.caching.cache_salt),
                     retention_s=work.caching.retention_s,
                     session=work.caching.session,
                     drafting=self._config.drafting,

@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from finback.services.gateway.caching import caching_of, salt_of
+from finback.services.gateway.caching import caching_of
 from finback.services.gateway.responses_conversation import droppable, without_first_turns
 from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.responses_protocol import ResponsesProtocol
@@ -11,6 +11,7 @@ from finback.services.gateway.served_model import Params, Prompt, ServedModel
 from finback.services.gateway.work import Work
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.errors import InvalidRequest
+from finback.shared.kv.cache_salt import cache_salt_of
 from finback.shared.wire.messages.generate import ChoiceSpec, SamplingSpec
 
 PARAMS: Final = Params("input", "max_output_tokens")
@@ -23,7 +24,7 @@ async def responses_work(
     """Encode and check; raises `InvalidRequest` for what does not fit."""
     request = plan.request
     caching = caching_of(request, conversation=_name_of(plan))
-    salt = salt_of(tenant, caching.cache_salt)
+    salt = cache_salt_of(tenant, caching.cache_salt)
     conversation, prompt = await _fitting(plan, model, salt)
     room = model.check_length(prompt.num_tokens, request.max_output_tokens, PARAMS)
     grammar = model.format.grammar(conversation)

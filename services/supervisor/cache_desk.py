@@ -6,7 +6,7 @@ The stack's own credentials are used, which only the owner of its folder can rea
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -29,6 +29,8 @@ from finback.shared.wire.subjects import Subjects
 
 T = TypeVar("T")
 TIMEOUT_S: Final = 30.0
+# Longer than the caches themselves take at most.
+LONG_S: Final = 660.0
 _SYNC_S: Final = 5.0
 
 
@@ -72,19 +74,29 @@ class CacheDesk:
     def chain(self, token_ids: list[int], spec: CacheSpec, cache_salt: str) -> bytes:
         """Hashes of a prompt's full blocks, joined."""
         key = cluster_key(self._config)
+        if not key:
+            raise ConfigError("the stack's cluster key is not known; its blocks cannot be named")
         root = block_hash.prompt_root(key, cache_salt.encode(), spec.block_size)
         data = np.asarray(token_ids, dtype="<i4").tobytes()
         return b"".join(block_hash.extend_all(root, data, spec.block_size, key))
 
-    async def ask_caches(self, verb: str, message: Any, reply_type: type[T]) -> Answers:
+    async def ask_caches(
+        self, verb: str, message: Any, reply_type: type[T], *, timeout_s: float = TIMEOUT_S
+    ) -> Answers:
         """Ask all caches."""
         targets = [("cache", instance) for instance in self.caches()]
         if not targets:
             raise ConfigError("no cache service runs in this stack")
-        return await self.ask(targets, verb, message, reply_type)
+        return await self.ask(targets, verb, message, reply_type, timeout_s=timeout_s)
 
     async def ask(
-        self, targets: list[tuple[str, str]], verb: str, message: Any, reply_type: type[Any]
+        self,
+        targets: list[tuple[str, str]],
+        verb: str,
+        message: Any,
+        reply_type: type[Any],
+        *,
+        timeout_s: float = TIMEOUT_S,
     ) -> Answers:
         """Ask (service, instance) each; one that does not answer is named, not waited for again."""
         answers = Answers(found={}, failed={})
@@ -92,7 +104,7 @@ class CacheDesk:
         async def one(service: str, instance: str) -> None:
             subject = self._client.subjects.instance(service, instance, verb)
             try:
-                reply = await self._client.call(subject, message, reply_type, timeout_s=TIMEOUT_S)
+                reply = await self._client.call(subject, message, reply_type, timeout_s=timeout_s)
             except ServingError as error:
                 answers.failed[instance] = error.public_message
             else:
@@ -107,11 +119,8 @@ class CacheDesk:
 @asynccontextmanager
 async def open_desk(found: Running) -> AsyncIterator[CacheDesk]:
     """Connect to a running stack as its supervisor does, and learn who is there."""
-    overrides = {"run_dir": str(found.run_dir.root), "stack_id": found.state.stack_id}
-    config, _ = settings.load(overrides=overrides)
-    own_key = found.run_dir.root / "cluster.key"
-    if not config.cluster_key and not config.cluster_key_file and own_key.exists():
-        config = replace(config, cluster_key_file=str(own_key))
+    # What the stack's services were started with, whatever is set here and now.
+    config, _ = settings.load(found.run_dir.root / "config.toml", env={})
     bus = await connect(_bus_settings(found, config))
     try:
         kv = JetStreamKV(bus, bucket_name(found.state.stack_id), ttl_s=config.lease_ttl_s)

@@ -12,9 +12,10 @@ import httpx
 
 from finback.services.supervisor import locate
 from finback.services.supervisor.ask import message_of
-from finback.services.supervisor.cache_desk import Answers, CacheDesk, open_desk
+from finback.services.supervisor.cache_desk import LONG_S, Answers, CacheDesk, open_desk
 from finback.services.supervisor.cli_inspect import size
 from finback.shared.errors import ConfigError, Unavailable
+from finback.shared.kv.cache_salt import cache_salt_of
 from finback.shared.wire.messages.cache_admin import (
     EvictReply,
     EvictRequest,
@@ -76,13 +77,20 @@ async def forget(
 ) -> int:
     """Drop blocks in all tiers; the pools of all workers forget their prefixes altogether."""
     asked = ForgetRequest(tenant=tenant, is_all=is_all, hashes=hashes, salt=salt)
-    answers = await desk.ask_caches("forget", asked, ForgetReply)
+    workers = desk.workers()
+    # Pools first, or they write anew what a cache has dropped; and again, for what was just fetched.
+    pools = await desk.ask(workers, "forget-pool", ForgetPoolRequest(), Ack)
+    answers = await desk.ask_caches("forget", asked, ForgetReply, timeout_s=LONG_S)
+    again = await desk.ask(workers, "forget-pool", ForgetPoolRequest(), Ack)
     for name, reply in answers.found.items():
         sys.stdout.write(f"{name}: {reply.num_host} blocks in memory, {reply.num_files} in files\n")
-    pools = await desk.ask(desk.workers(), "forget-pool", ForgetPoolRequest(), Ack)
     for name in pools.found:
         sys.stdout.write(f"{name}: all prefixes of its pool\n")
-    return max(_code(answers), _code(pools))
+    code = max(_code(answers), _code(pools), _code(again))
+    if hashes and not any(r.num_host + r.num_files for r in answers.found.values()):
+        sys.stderr.write("no cache held a block of it; are --tenant and --cache-salt right?\n")
+        return 1
+    return code
 
 
 async def verify(desk: CacheDesk) -> int:
@@ -106,7 +114,7 @@ async def _verify_tier(desk: CacheDesk, name: str, tier: str) -> tuple[int, int,
     cursor, sums = "", [0, 0, 0]
     while True:
         asked = VerifyRequest(tier=tier, cursor=cursor)
-        answers = await desk.ask([("cache", name)], "verify", asked, VerifyReply)
+        answers = await desk.ask([("cache", name)], "verify", asked, VerifyReply, timeout_s=LONG_S)
         if answers.failed:
             _show_failed(answers)
             return None
@@ -124,8 +132,10 @@ async def _verify_tier(desk: CacheDesk, name: str, tier: str) -> tuple[int, int,
 async def pin(desk: CacheDesk, name: str, chains: list[tuple[str, bytes]]) -> int:
     """Keep a prefix for ever, under a name."""
     code = 0
-    for salt, hashes in chains:
-        asked = PinRequest(name=name, salt=salt, hashes=hashes)
+    for number, (salt, hashes) in enumerate(chains):
+        # One name, one chain: where pools are of several kinds, the others get a name beside it.
+        own = name if number == 0 else f"{name} ({number + 1})"
+        asked = PinRequest(name=own, salt=salt, hashes=hashes)
         answers = await desk.ask_caches("pin", asked, PinReply)
         for cache, reply in answers.found.items():
             sys.stdout.write(
@@ -154,7 +164,9 @@ async def export(desk: CacheDesk, path: Path, chains: list[tuple[str, bytes]]) -
     )
     failed = Answers(found={}, failed={})
     for name in desk.caches():
-        answers = await desk.ask([("cache", name)], "export", asked, ExchangeReply)
+        answers = await desk.ask(
+            [("cache", name)], "export", asked, ExchangeReply, timeout_s=LONG_S
+        )
         for reply in answers.found.values():
             sys.stdout.write(f"{name}: {reply.num_blocks} blocks\n")
             return 0
@@ -162,12 +174,15 @@ async def export(desk: CacheDesk, path: Path, chains: list[tuple[str, bytes]]) -
     return _code(failed)
 
 
-async def import_(desk: CacheDesk, path: Path, cache_salt: str) -> int:
+async def import_(desk: CacheDesk, path: Path, tenant: str, cache_salt: str) -> int:
     """Store an exported prefix in the first cache that takes it."""
-    asked = ImportRequest(path=str(path), cache_salt=cache_salt)
+    salt = cache_salt_of(tenant, cache_salt)
+    asked = ImportRequest(path=str(path), cache_salt=salt, tenant=tenant)
     failed = Answers(found={}, failed={})
     for name in desk.caches():
-        answers = await desk.ask([("cache", name)], "import", asked, ExchangeReply)
+        answers = await desk.ask(
+            [("cache", name)], "import", asked, ExchangeReply, timeout_s=LONG_S
+        )
         for reply in answers.found.values():
             sys.stdout.write(f"{name}: {reply.num_blocks} blocks\n")
             return 0
@@ -198,8 +213,11 @@ def token_ids(found: locate.Running, path: Path, key: str | None) -> list[int]:
     return ids
 
 
-def chains_of(desk: CacheDesk, ids: list[int], cache_salt: str) -> list[tuple[str, bytes]]:
-    """(salt, hashes) of a prompt for every kind of pool in the stack."""
+def chains_of(
+    desk: CacheDesk, ids: list[int], tenant: str, cache_salt: str
+) -> list[tuple[str, bytes]]:
+    """(salt, hashes) of a tenant's prompt for every kind of pool in the stack."""
+    cache_salt = cache_salt_of(tenant, cache_salt)
     found = [(spec.salt, desk.chain(ids, spec, cache_salt)) for spec in desk.specs()]
     if not found:
         raise ConfigError("no worker of this stack tells what its blocks fit")

@@ -16,9 +16,9 @@ KeyOption = Annotated[str | None, typer.Option(help="API key.", envvar="FINBACK_
 FileArgument = Annotated[
     Path, typer.Argument(help="A prompt as text, or chat messages as a JSON list.")
 ]
-SaltOption = Annotated[
-    str,
-    typer.Option("--cache-salt", help="Whose prefix: the tenant, and the salt of its requests."),
+SaltOption = Annotated[str, typer.Option("--cache-salt", help="The salt of its requests, if any.")]
+TenantOption = Annotated[
+    str, typer.Option("--tenant", help="Whose prefix it is; '': of requests without a key.")
 ]
 
 
@@ -70,8 +70,8 @@ def forget(
     from finback.services.supervisor.cache_desk import CacheDesk
     from finback.shared.errors import ConfigError
 
-    if (tenant is not None) + (conversation is not None) + everything != 1:
-        raise ConfigError("give one of --tenant, --conversation and --all")
+    if (tenant is not None or conversation is not None) + everything != 1:
+        raise ConfigError("give --tenant, --conversation (of a --tenant), or --all")
 
     async def act(desk: CacheDesk, found: locate.Running) -> int:
         if conversation is None:
@@ -79,7 +79,7 @@ def forget(
         ids = cli_cache.token_ids(found, conversation, key)
         codes = [
             await cli_cache.forget(desk, tenant=None, is_all=False, hashes=hashes, salt=salt)
-            for salt, hashes in cli_cache.chains_of(desk, ids, cache_salt)
+            for salt, hashes in cli_cache.chains_of(desk, ids, tenant or "", cache_salt)
         ]
         return max(codes)
 
@@ -91,6 +91,7 @@ def pin(
     name: Annotated[str, typer.Argument(help="What to call it; replaces a pin of that name.")],
     prompt: FileArgument,
     run_dir: RunDirOption = None,
+    tenant: TenantOption = "",
     cache_salt: SaltOption = "",
     key: KeyOption = None,
 ) -> None:
@@ -100,7 +101,7 @@ def pin(
 
     async def act(desk: CacheDesk, found: locate.Running) -> int:
         ids = cli_cache.token_ids(found, prompt, key)
-        return await cli_cache.pin(desk, name, cli_cache.chains_of(desk, ids, cache_salt))
+        return await cli_cache.pin(desk, name, cli_cache.chains_of(desk, ids, tenant, cache_salt))
 
     raise typer.Exit(cli_cache.run(run_dir, act))
 
@@ -121,6 +122,7 @@ def export(
     prompt: FileArgument,
     file: Annotated[Path, typer.Argument(help="A new file on the cache's host.")],
     run_dir: RunDirOption = None,
+    tenant: TenantOption = "",
     cache_salt: SaltOption = "",
     key: KeyOption = None,
 ) -> None:
@@ -132,7 +134,9 @@ def export(
 
     async def act(desk: CacheDesk, found: locate.Running) -> int:
         ids = cli_cache.token_ids(found, prompt, key)
-        return await cli_cache.export(desk, target, cli_cache.chains_of(desk, ids, cache_salt))
+        return await cli_cache.export(
+            desk, target, cli_cache.chains_of(desk, ids, tenant, cache_salt)
+        )
 
     raise typer.Exit(cli_cache.run(run_dir, act))
 
@@ -141,12 +145,15 @@ def export(
 def import_(
     file: Annotated[Path, typer.Argument(help="What another cluster exported.")],
     run_dir: RunDirOption = None,
+    tenant: TenantOption = "",
     cache_salt: SaltOption = "",
 ) -> None:
     """Store an exported prefix under this cluster's key."""
     from finback.services.supervisor import cli_cache
 
-    act = lambda desk, _: cli_cache.import_(desk, file.absolute(), cache_salt)  # one expression
+    act = lambda desk, _: cli_cache.import_(
+        desk, file.absolute(), tenant, cache_salt
+    )  # one expression
     raise typer.Exit(cli_cache.run(run_dir, act))
 
 

@@ -80,7 +80,7 @@ def test_keeping_and_forgetting(tmp_path: Path, run_dir: Path) -> None:
         assert "arena" in command(stack, "stats")
         refused = stack.command("cache", "forget")
         assert refused.returncode != 0
-        assert "give one of --tenant, --conversation and --all" in refused.stderr
+        assert "give --tenant, --conversation (of a --tenant), or --all" in refused.stderr
         refused = stack.command("cache", "unpin", "nothing")
         assert refused.returncode == 1
         assert "nothing" in refused.stderr

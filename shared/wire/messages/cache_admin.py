@@ -201,12 +201,14 @@ class ExportRequest:
 class ImportRequest:
     """Asked on `import`: store an exported prefix under this cluster's key.
 
-    `cache_salt` is whose prefix it is here. `retention_s` None: that of chat.
+    `cache_salt` is what its chain begins with here, `tenant` whose it is. `retention_s` None: that of
+    chat.
     """
 
     path: str
     cache_salt: str = ""
     retention_s: float | None = None
+    tenant: str = ""
 
 
 @message("cache.ExchangeReply/1")

@@ -8,9 +8,9 @@ import numpy as np
 import openai
 import pytest
 
-from finback.services.gateway.caching import salt_of
 from finback.shared.actor.nats_bus import BusSettings, connect
 from finback.shared.kv import block_hash
+from finback.shared.kv.cache_salt import cache_salt_of
 from finback.shared.telemetry.metrics import Metrics
 from finback.shared.wire import codec
 from finback.shared.wire.messages.prefill import PrefillRequest
@@ -90,7 +90,7 @@ async def test_the_salt_makes_the_same_chain_at_the_gateway_and_in_the_engine(
 
     route, prefill = await overheard(stack, ask)
     spec = prefill.spec
-    assert spec.cache_salt == salt_of("", "mine") != ""
+    assert spec.cache_salt == cache_salt_of("", "mine") != ""
     size = 64
     data = np.frombuffer(spec.token_ids, dtype="<i4")
     hashes = block_hash.extend_all(

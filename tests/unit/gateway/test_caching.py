@@ -4,10 +4,11 @@ import itertools
 
 import pytest
 
-from finback.services.gateway.caching import Caching, caching_of, salt_of
+from finback.services.gateway.caching import Caching, caching_of
 from finback.services.gateway.chat_schema import ChatRequest
 from finback.services.gateway.validation import check
 from finback.shared.errors import InvalidRequest
+from finback.shared.kv.cache_salt import cache_salt_of
 
 BODY = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
 
@@ -50,7 +51,7 @@ def test_odd_values_are_refused_by_name(field: str, value: object, words: str) -
 def test_no_two_pairs_of_tenant_and_salt_are_alike() -> None:
     tenants = ["", "a", "a:b", "1:a:b", "0::b"]
     salts = [None, "b", "b:", ":b", "a:b"]
-    made = {salt_of(t, s) for t, s in itertools.product(tenants, salts)}
+    made = {cache_salt_of(t, s) for t, s in itertools.product(tenants, salts)}
     # A tenant may be named as another's salt is spelled; names of keys have no colon.
-    plain = {salt_of(t, s) for t, s in itertools.product(["", "a", "b", "ab"], salts)}
+    plain = {cache_salt_of(t, s) for t, s in itertools.product(["", "a", "b", "ab"], salts)}
     assert len(plain) == 4 * len(salts) and len(made) >= 4 * len(salts)

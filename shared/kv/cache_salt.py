@@ -1,0 +1,9 @@
+"""Whose prefix a chain of hashes is: the tenant's, or a part of what the tenant has."""
+
+
+def cache_salt_of(tenant: str, cache_salt: str | None) -> str:
+    """What a prompt's chain begins with: the same for the prompt's hashes and for the engines.
+
+    Lengths are told, so that no tenant can spell another's salt.
+    """
+    return f"{len(tenant)}:{tenant}:{cache_salt}" if cache_salt else tenant
