@@ -37,7 +37,8 @@ KINDS: dict[str, dict[str, Any]] = {
     | {"temperature": 0.7, "seed": 3, "presence_penalty": 0.9, "frequency_penalty": 0.5},
     "three choices": LONG | {"n": 3, "temperature": 0.8, "seed": 5},
     "logprobs": LONG | {"logprobs": True, "top_logprobs": 3, "temperature": 0.8, "seed": 11},
-    "constrained": {"max_tokens": 80, "structured_outputs": {"regex": "(one two three ){14}"}},
+    # Little of it is forced: tokens come one by one.
+    "constrained": {"max_tokens": 80, "structured_outputs": {"regex": "([a-z]{3} ){25}"}},
     "a tool call": {"max_tokens": 120, "tools": [WEATHER], "tool_choice": "required"},
     "stop string": LONG | {"stop": ["qqq"], "temperature": 1.0, "seed": 2},
 }
