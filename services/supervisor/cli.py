@@ -61,7 +61,7 @@ def up(
 
     if separate and cohost:
         raise ConfigError("--separate and --cohost exclude each other; give one of them")
-    overrides = _assignments(settings) | {
+    options = {
         "run_dir": _text(run_dir),
         "model": model,
         "http_host": http_host,
@@ -71,7 +71,8 @@ def up(
         "deterministic": deterministic,
         "max_model_len": max_model_len,
     }
-    overrides = {name: value for name, value in overrides.items() if value is not None}
+    given = {name: value for name, value in options.items() if value is not None}
+    overrides = _assignments(settings) | given
     raise typer.Exit(cli_up.up(config, overrides, nats_port=nats_port, detach=detach))
 
 

@@ -33,6 +33,8 @@ def finback(*arguments: str, cwd: Path, **env: str) -> "subprocess.CompletedProc
         (["up", "--set", "http_prt=1"], "unknown setting http_prt.*did you mean http_port"),
         (["up", "--set", "http_port"], "KEY=VALUE"),
         (["up", "--http-port", "70000"], "http_port must be at most 65535"),
+        (["up", "--set", "http_port=70000"], "http_port must be at most 65535"),
+        (["up", "--set", "model=/no/such/file.gguf"], "/no/such/file.gguf"),
         (["up", "--separate", "--cohost"], "exclude each other"),
         (["up", "--config", "missing.toml"], "missing.toml"),
         (["up", "--model", "/no/such/file.gguf"], "/no/such/file.gguf"),
