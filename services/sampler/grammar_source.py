@@ -16,6 +16,7 @@ from finback.services.sampler.policy import engine_of
 from finback.services.sampler.regex_form import check_regex
 from finback.services.sampler.schema_fault import SchemaFault
 from finback.services.sampler.schema_source import read_schema
+from finback.services.sampler.structural_tag import tag_grammars
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
@@ -31,6 +32,7 @@ _PARAMS: Final = {
     "choice": "structured_outputs.choice",
     "lark": "structured_outputs.grammar",
     "structural": "tools",
+    "structural_tag": "structured_outputs.structural_tag",
 }
 _ANY_OBJECT: Final = '{"type": "object"}'
 
@@ -68,9 +70,10 @@ def read_source(spec: GrammarSpec) -> Source:
     try:
         text = reader.read()
     except SchemaFault as fault:
+        shown = fault if "/" in fault.pointer else fault.text
         raise InvalidRequest(
-            f"the {spec.kind} cannot be used: {fault}",
-            param=param_of(spec.kind),
+            f"the {reader.kind or spec.kind} cannot be used: {shown}",
+            param=reader.param or param_of(spec.kind),
             reason=f"{fault.reason} at {fault.pointer}"[:200],
         ) from None
     return Source(text=text, engine=engine_of(spec.kind), widened=tuple(reader.widened))
@@ -82,15 +85,20 @@ def is_exact(spec: GrammarSpec) -> bool:
         return False
     if spec.kind == "structural":
         return not any(part.get("is_lenient") for part in json.loads(spec.text)["parts"].values())
-    return spec.kind in ("json_schema", "json_object")
+    return spec.kind in ("json_schema", "json_object", "structural_tag")
 
 
 @dataclass(slots=True)
 class _Reader:
-    """Reads one grammar; `widened` grows by what it lets go."""
+    """Reads one grammar; `widened` grows by what it lets go.
+
+    `kind` and `param` of the part that is being read: the field of the request that it comes from.
+    """
 
     spec: GrammarSpec
     widened: list[str] = field(default_factory=list)
+    kind: str = ""
+    param: str = ""
 
     def read(self) -> str:
         """The engine's text. Raises `SchemaFault`, `InvalidRequest`."""
@@ -103,6 +111,8 @@ class _Reader:
             return self._choices(text)
         if kind == "structural":
             return self._structure(text)
+        if kind == "structural_tag":
+            return json.dumps({"grammars": self._tag("tag", text)})
         if not text:
             raise self._refused(f"an empty {kind}", "empty")
         if kind == "regex":
@@ -127,12 +137,24 @@ class _Reader:
             raise self._refused(f"a grammar of {size} bytes is {limit}", "text_bytes")
 
     def _schema(
-        self, text: str, *, name: str = "", is_lenient: bool = False
+        self, text: str, *, at: str = "#", is_lenient: bool = False
     ) -> tuple[dict[str, Any], dict[str, Any]]:
+        """`at`: the pointer of the schema itself, in what the client wrote."""
         is_lenient = is_lenient or self.spec.strictness == "lenient"
-        schema, options, widened = read_schema(text, is_lenient=is_lenient)
-        self.widened += [f"{name}{pointer}" for pointer in widened]
+        try:
+            schema, options, widened = read_schema(text, is_lenient=is_lenient)
+        except SchemaFault as fault:
+            pointer = at + fault.pointer.removeprefix("#")
+            raise SchemaFault(fault.text, pointer=pointer, reason=fault.reason) from None
+        self.widened += [f"{self.param}{at}{pointer.removeprefix('#')}" for pointer in widened]
         return schema, options
+
+    def _tag(self, name: str, text: str, *, is_lenient: bool = False) -> list[dict[str, Any]]:
+        def read(schema: Any, at: str) -> dict[str, Any]:
+            found, options = self._schema(json.dumps(schema), at=at, is_lenient=is_lenient)
+            return {**found, "x-guidance": options}
+
+        return tag_grammars(name, text, read)
 
     def _choices(self, text: str) -> str:
         try:
@@ -154,27 +176,31 @@ class _Reader:
             structure = json.loads(text)
             grammars = [{"name": "structure", "lark_grammar": structure["lark"]}]
             for name, part in structure["parts"].items():
-                grammars.append(self._part(name, part))
+                grammars += self._part(name, part)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise self._refused("a structural grammar is {lark, parts}", "json") from None
         return json.dumps({"grammars": grammars})
 
-    def _part(self, name: str, part: dict[str, Any]) -> dict[str, Any]:
-        kind, text = part["kind"], part["text"]
+    def _part(self, name: str, part: dict[str, Any]) -> list[dict[str, Any]]:
+        """The engine's grammars of a part; the first is the whole of it."""
+        kind, text, is_lenient = part["kind"], part["text"], bool(part.get("is_lenient"))
+        self.kind, self.param = str(kind)[:20], str(part.get("param", ""))
         if kind in ("json_schema", "json_object"):
             schema, options = self._schema(
                 text if kind == "json_schema" else _ANY_OBJECT,
-                name=name,
-                is_lenient=bool(part.get("is_lenient")),
+                at=str(part.get("at", "#")),
+                is_lenient=is_lenient,
             )
-            return {"name": name, "json_schema": {**schema, "x-guidance": options}}
+            return [{"name": name, "json_schema": {**schema, "x-guidance": options}}]
+        if kind == "structural_tag":
+            return self._tag(name, text, is_lenient=is_lenient)
         if kind == "choice":
             engine = json.loads(self._choices(text))
         elif kind == "regex" and text:
             check_regex(text, pointer=name)
             engine = json.loads(LLMatcher.grammar_from_regex(text))
         elif kind == "lark" and text:
-            return {"name": name, "lark_grammar": text}
+            return [{"name": name, "lark_grammar": text}]
         else:
             raise self._refused(f"no part of a grammar: {str(kind)[:40]!r}", "kind")
-        return {"name": name, "lark_grammar": engine["grammars"][0]["lark_grammar"]}
+        return [{"name": name, "lark_grammar": engine["grammars"][0]["lark_grammar"]}]

@@ -1,0 +1,164 @@
+"""Structural tags through the real engine: free outside, and nothing but islands behind triggers."""
+
+import json
+from typing import Any, Final
+
+import jsonschema
+import pytest
+
+from finback.services.sampler.compiler import Vocabulary, compile_grammar
+from finback.services.sampler.grammar_source import read_source
+from finback.shared.errors import InvalidRequest
+from finback.shared.wire.messages.generate import GrammarSpec
+from support.grammar_walk import Walk, vocabulary
+
+PLACE: Final = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "string", "maxLength": 5}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+WORD: Final = {"type": "string", "maxLength": 4}
+FOO: Final = {"begin": "<function=foo>", "schema": PLACE, "end": "</function>"}
+BAR: Final = {"begin": "<function=bar>\n", "schema": WORD, "end": "\n</function>"}
+ASK: Final = {"begin": "[ask]", "schema": {"enum": ["yes", "no"]}, "end": "."}
+TAG: Final = {"structures": [FOO, BAR, ASK], "triggers": ["<function=", "[ask"]}
+# Not enforceable.
+UNIQUE: Final = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+
+
+@pytest.fixture(scope="module")
+def engine() -> Vocabulary:
+    return vocabulary()
+
+
+@pytest.fixture(scope="module")
+def walk(engine: Vocabulary) -> Walk:
+    return Walk(engine, spec(TAG))
+
+
+def spec(tag: Any, strictness: str = "strict") -> GrammarSpec:
+    return GrammarSpec(kind="structural_tag", text=json.dumps(tag), strictness=strictness)
+
+
+def islands(text: str, tag: Any) -> list[Any]:
+    """Values of the islands of a whole answer, found without the engine; raises for a broken one."""
+    found: list[Any] = []
+    at = 0
+    while True:
+        hits = [(text.find(t, at), t) for t in tag["triggers"] if text.find(t, at) >= 0]
+        if not hits:
+            return found
+        start, trigger = min(hits)
+        fits = [
+            s for s in tag["structures"]
+            if s["begin"].startswith(trigger) and text.startswith(s["begin"], start)
+        ]  # fmt: skip
+        assert len(fits) == 1, text
+        inside = start + len(fits[0]["begin"])
+        value, used = json.JSONDecoder().raw_decode(text[inside:])
+        jsonschema.validate(value, fits[0]["schema"])
+        at = inside + used
+        assert text.startswith(fits[0]["end"], at), text
+        at += len(fits[0]["end"])
+        found.append(value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Text, <func and [as, </function> \U0001f600\n",
+        'x<function=foo>{"a": 3}</function>y',
+        '<function=bar>\n"x"\n</function><function=foo>{"a":1}</function>[ask]"no".',
+        '<<function=bar>\n"[ask"\n</function>',
+    ],
+)
+def test_text_around_islands_is_free(walk: Walk, text: str) -> None:
+    islands(text, TAG)
+    assert walk.accepts(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<function=",
+        "<function=baz>",
+        '<function=foo>{"a": true}</function>',
+        '<function=foo>{"b": "x"}</function>',
+        '<function=foo>{"a": 1}',
+        '<function=foo>{"a": 1}</functions>',
+        '<function=bar>"x"</function>',
+        "[ask] me",
+        "[ask]maybe.",
+    ],
+)
+def test_behind_a_trigger_nothing_else_comes(walk: Walk, text: str) -> None:
+    assert not walk.accepts(text)
+
+
+def test_random_answers(walk: Walk) -> None:
+    draws = [walk.draw(seed) for seed in range(40)]
+    answers = [answer for answer in draws if answer is not None]
+    assert len(answers) > 20
+    found = [value for answer in answers for value in islands(answer, TAG)]
+    assert found
+    assert any(answer.strip() and not islands(answer, TAG) for answer in answers)
+
+
+def test_as_a_part_of_an_answer(engine: Vocabulary) -> None:
+    lark = 'start: head @p0\nhead[lazy]: /(.|\\n)*/ "</think>"'
+    parts = {"p0": {"kind": "structural_tag", "text": json.dumps(TAG)}}
+    whole = GrammarSpec(kind="structural", text=json.dumps({"lark": lark, "parts": parts}))
+    walk = Walk(engine, whole)
+    assert walk.accepts('<function=, hm</think>so [ask]"yes".')
+    assert not walk.accepts('so [ask]"yes".')
+    assert not walk.accepts("</think><function=baz>")
+
+
+@pytest.mark.parametrize(
+    ("changed", "pointer"),
+    [
+        ([], "#"),
+        ({"format": {}}, "#/format"),
+        ({"type": "text"}, "#/type"),
+        ({"more": 1}, "#/more"),
+        ({"triggers": []}, "#/triggers"),
+        ({"triggers": [""]}, "#/triggers/0"),
+        ({"triggers": ["<f", "<function="]}, "#/triggers/1"),
+        ({"triggers": ["<", "<"]}, "#/triggers/1"),
+        ({"triggers": ["<function=", "[ask", "{"]}, "#/triggers/2"),
+        ({"triggers": ["<function="]}, "#/structures/2/begin"),
+        ({"structures": {}}, "#/structures"),
+        ({"structures": [FOO] * 129}, "#/structures"),
+        ({"structures": [FOO, 1]}, "#/structures/1"),
+        ({"structures": [{**FOO, "stop": ""}]}, "#/structures/0/stop"),
+        ({"structures": [{**FOO, "begin": "x" * 1025}]}, "#/structures/0/begin"),
+        ({"structures": [{**FOO, "end": ""}]}, "#/structures/0/end"),
+        ({"structures": [{**FOO, "schema": "{}"}]}, "#/structures/0/schema"),
+    ],
+)
+def test_refused_by_pointer(changed: Any, pointer: str) -> None:
+    tag = {**TAG, **changed} if isinstance(changed, dict) else changed
+    with pytest.raises(InvalidRequest) as caught:
+        read_source(spec(tag))
+    assert caught.value.param == "structured_outputs.structural_tag"
+    assert caught.value.reason == f"structural_tag at {pointer}"
+
+
+def test_schemas_by_strictness(engine: Vocabulary) -> None:
+    tag = {**TAG, "structures": [FOO, BAR, {**ASK, "schema": UNIQUE}]}
+    at = "#/structures/2/schema/uniqueItems"
+    with pytest.raises(InvalidRequest, match=at) as caught:
+        compile_grammar(engine, spec(tag), "")
+    assert caught.value.reason == f"uniqueItems at {at}"
+    made = compile_grammar(engine, spec(tag, "lenient"), "")
+    assert made.source.widened == (at,)
+
+
+def test_a_schema_cannot_loosen_the_options() -> None:
+    loose = {"type": "integer", "x-guidance": {"lenient": True}}
+    tag = {**TAG, "structures": [{**FOO, "schema": loose}, BAR, ASK]}
+    grammars = json.loads(read_source(spec(tag)).text)["grammars"]
+    assert [g["name"] for g in grammars] == ["tag", "tag_s0", "tag_s1", "tag_s2"]
+    assert grammars[1]["json_schema"]["x-guidance"]["lenient"] is False
