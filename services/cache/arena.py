@@ -53,6 +53,15 @@ class Arena:
         return self._files.num_bytes
 
     @property
+    def removed(self) -> dict[str, str]:
+        """Files that could not be used when the arena was adopted: name -> why."""
+        return self._files.removed
+
+    def missing(self) -> list[str]:
+        """Files that somebody removed or cut while they were in use."""
+        return self._files.missing()
+
+    @property
     def num_damaged(self) -> int:
         """Slot headers that made no sense when the arena was adopted."""
         return self._files.num_damaged

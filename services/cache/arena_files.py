@@ -55,6 +55,7 @@ class ArenaFiles:
         self._extent_bytes = min(extent_bytes, max_bytes)
         self._extents: dict[int, Extent] = {}
         self.num_damaged = 0  # headers found by `scan` that made no sense
+        self.removed: dict[str, str] = {}  # files that `scan` could not use: name -> why
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             folder.chmod(0o700)
@@ -74,7 +75,8 @@ class ArenaFiles:
         for path in sorted(self.folder.glob("extent-*")):
             try:
                 extent = self._open(path)
-            except (OSError, ValueError):
+            except (OSError, ValueError) as error:
+                self.removed[path.name] = str(error)
                 path.unlink(missing_ok=True)
                 continue
             self._extents[extent.header.extent_id] = extent
@@ -122,6 +124,17 @@ class ArenaFiles:
     def extent(self, extent_id: int) -> ExtentHeader:
         """The geometry of an open extent; KeyError if there is none."""
         return self._extents[extent_id].header
+
+    def missing(self) -> list[str]:
+        """Files that somebody removed or cut while they were in use, the lock's among them.
+
+        Who has them mapped reads on or finds out; nobody else can come to what they hold.
+        """
+        sizes = {e.header.name: e.header.file_bytes for e in self._extents.values()}
+        found = [name for name, size in sizes.items() if _size(self.folder / name) < size]
+        if not _is_file(self._lock, self.folder / _LOCK_NAME):
+            found.append(_LOCK_NAME)
+        return found
 
     def write_probe(self) -> str:
         """Draw a nonce and leave it where a peer on this host can read it."""
@@ -203,6 +216,20 @@ def _plausible(table: memoryview, index: int, slot_bytes: int) -> SlotHeader | N
             return None
         return header if header.owner else replace(header, lease_id="")
     return header if header.lease_id and header.owner else None
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return -1
+
+
+def _is_file(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except OSError:
+        return False
 
 
 def _private(path: str, flags: int) -> int:

@@ -19,7 +19,6 @@ from finback.services.cache.tallies import Tallies
 from finback.services.cache.write_back import WriteBack
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
-from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import InvalidRequest
 from finback.shared.lanes.arena_format import BlockKind
 from finback.shared.lanes.shm import ArenaReader
@@ -38,11 +37,6 @@ from finback.shared.wire.messages.cache_store import (
 LANES: Final = ("shm", "nats")
 MAX_WAIT_MS: Final = 60_000
 _READERS: Final = 32  # reads that may wait at once
-
-
-def now() -> Now:
-    """Both clocks."""
-    return Now(monotonic_s(), unix_s())
 
 
 class BlockEndpoints:
@@ -111,7 +105,7 @@ class BlockEndpoints:
 
     async def _on_store(self, call: Call[StoreRequest]) -> StoreReply:
         started = time.perf_counter()
-        reply = self._store.store(call.message, now())
+        reply = self._store.store(call.message, self._store.clocks.now())
         self._metrics.observe("finback.cache.store_duration", time.perf_counter() - started)
         self._metrics.count("finback.cache.slots", len(reply.slots), outcome="stored")
         return reply
@@ -120,7 +114,7 @@ class BlockEndpoints:
         request = call.message
         hashes = hashes_of(request.salt, request.hashes)
         kind = block_kind(request.kind)
-        at = now()
+        at = self._store.clocks.now()
         num_found = num_host = self._store.leading_run(request.salt, hashes, kind, at)
         if kind is BlockKind.BLOCK:
             num_found += self._run_in_any_tier(request.salt, hashes[num_host:], at)
@@ -139,7 +133,7 @@ class BlockEndpoints:
         if request.lane not in LANES:
             raise InvalidRequest(f"lane must be one of {', '.join(LANES)}", param="lane")
         check_range("wait_ms", request.wait_ms, 0, MAX_WAIT_MS)
-        found = self._store.pin_run(request, now())
+        found = self._store.pin_run(request, self._store.clocks.now())
         num_host = len(found.keys)
         if found.miss and request.kind == "block":
             found = await self._wait_for_files(request, found)
@@ -155,11 +149,12 @@ class BlockEndpoints:
         hashes = split_hashes(request.hashes)
         with anyio.move_on_after(request.wait_ms / 1000):
             while found.miss:
-                load = self._promotion.want(request.salt, hashes[len(found.keys) :], now())
+                at = self._store.clocks.now()
+                load = self._promotion.want(request.salt, hashes[len(found.keys) :], at)
                 if load is None:
                     return found
                 await load.done.wait()
-                found = self._store.pin_run(request, now(), is_again=True)
+                found = self._store.pin_run(request, self._store.clocks.now(), is_again=True)
                 if load.reason and found.miss:
                     return Found(found.keys, load.reason)
             return found
@@ -170,7 +165,7 @@ class BlockEndpoints:
         self._prefetch(call.message.salt, hashes)
 
     def _prefetch(self, salt: str, hashes: Sequence[bytes]) -> None:
-        at = now()
+        at = self._store.clocks.now()
         self._store.touch(salt, hashes, at)
         self._promotion.want(salt, hashes, at)
 

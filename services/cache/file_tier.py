@@ -185,10 +185,22 @@ class FileTier:
     async def _upkeep(self) -> None:
         while self.health.state != "off":
             if self._store is not None:
-                await self.call(lambda store: store.sweep(), timeout_s=_OPEN_S)
+                swept = await self.call(lambda store: store.sweep(), timeout_s=_OPEN_S)
+                if swept is not None and swept.is_folder_gone:
+                    await self._begin_anew()
             elif self.health.may_try(monotonic_s()):
                 await self._open()
             await anyio.sleep(_UPKEEP_EVERY_S)
+
+    async def _begin_anew(self) -> None:
+        """Somebody removed the folder: nothing is in the files, and they are opened again soon."""
+        store, self._store = self._store, None
+        for salt, hashes in list(self._names.items()):
+            self.gone(salt, list(hashes))
+        self._failed("its folder was removed")
+        if store is not None:
+            with anyio.move_on_after(CALL_S):
+                await to_thread.run_sync(store.close, abandon_on_cancel=True)
 
     def _found(self, salt: str, hashes: list[bytes]) -> None:
         """Told by the store, in a worker thread: another writer's blocks can be read."""

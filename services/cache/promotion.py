@@ -19,7 +19,6 @@ from finback.services.cache.retention import CLASSES
 from finback.services.cache.slots import SlotKey, block_name
 from finback.services.cache.store import KvStore, tenant_digest
 from finback.shared.actor.service import Service
-from finback.shared.clock import monotonic_s, unix_s
 from finback.shared.errors import ServingError
 from finback.shared.lanes.arena_format import BlockKind, BlockLabel, TrafficClass
 from finback.shared.lanes.shm import ArenaWriter
@@ -116,7 +115,7 @@ class Promotion:
         reasons.update(dict.fromkeys((record.hash for record in found), "busy"))
         if not found or self._is_closed:
             return reasons
-        now = Now(monotonic_s(), unix_s())
+        now = self._store.clocks.now()
         lease_id = secrets.token_hex(16)
         slots = self._reserve(lease_id, found, now)
         job = _Job(self, lease_id, slots, [r for r in found if r.hash in slots])
@@ -154,7 +153,7 @@ class Promotion:
         written = [(slots[record.hash], record.length, record.checksum) for record in good]
         try:
             if written and not self._is_closed:
-                self._store.commit_known(lease_id, written, Now(monotonic_s(), unix_s()))
+                self._store.commit_known(lease_id, written, self._store.clocks.now())
         except ServingError:  # it took longer than the lease
             good = []
         finally:

@@ -106,6 +106,9 @@ class CacheService(Service):
         if arena.num_damaged:
             self.metrics.count("finback.cache.damaged_headers", arena.num_damaged)
             self.log.warning("damaged slot headers", num_slots=arena.num_damaged)
+        if arena.removed:
+            self.metrics.count("finback.cache.arena_files_removed", len(arena.removed))
+            self.log.warning("arena files that cannot be used are removed", files=arena.removed)
 
     @property
     def arena(self) -> Arena:
@@ -140,7 +143,7 @@ class CacheService(Service):
         return reply
 
     async def _on_commit(self, call: Call[CommitRequest]) -> LeaseReply:
-        self._blocks.committed(self.store.commit(call.message, Now(monotonic_s(), unix_s())))
+        self._blocks.committed(self.store.commit(call.message, self.store.clocks.now()))
         num_slots = len(call.message.slot_ids)
         self.metrics.count("finback.cache.slots", num_slots, outcome="committed")
         return LeaseReply(held=(call.message.lease_id,))
@@ -171,15 +174,25 @@ class CacheService(Service):
             self.store.sweep(now)
             if num_ticks % _REAP_EVERY == 0:
                 self.arena.reap_writers()
+                self._check_files()
             if num_ticks % _CHECK_EVERY == 0:
                 self.arena.check_integrity()
             self._measure()
             await self._blocks.tick()
             await anyio.sleep(TICK_S)
 
+    def _check_files(self) -> None:
+        """End this process if its arena was taken away: the next one begins with what is left."""
+        missing = self.arena.missing()
+        if missing:
+            self.metrics.count("finback.cache.arena_lost")
+            folder = str(self.arena.folder)
+            self.log.error("the arena's files are gone", folder=folder, files=missing[:8])
+            raise Unavailable("the arena's files were removed or cut", reason="arena")
+
     def _now(self) -> Now:
-        """The time; notices when the wall clock was set back."""
-        now = Now(monotonic_s(), unix_s())
+        """The time; notices when what is believed of the wall clock was set back."""
+        now = self.store.clocks.now()
         if now.wall_s < self._latest_wall_s - CLOCK_SLACK_S:
             num_changed = self.store.clock_went_back(now)
             self.log.warning(

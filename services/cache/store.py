@@ -17,6 +17,7 @@ from finback.services.cache.arena import (
     check_range,
     lease_id_of,
 )
+from finback.services.cache.clocks import Clocks
 from finback.services.cache.elsewhere import Elsewhere
 from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
@@ -79,6 +80,7 @@ class KvStore:
         self.elsewhere: Elsewhere | None = None
         self._adopt_pins()
         self.refused: Counter[str] = Counter()  # blocks not stored, by cause, not yet fetched
+        self.clocks = Clocks()
 
     # --- store
 

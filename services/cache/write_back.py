@@ -13,7 +13,6 @@ from finback.services.cache.file_tier import FileTier
 from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import KvStore
 from finback.shared.actor.service import Service
-from finback.shared.clock import unix_s
 from finback.shared.lanes.arena_format import BlockKind, SlotHeader, SlotState
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.shm import ArenaReader
@@ -115,7 +114,7 @@ class WriteBack:
             expires_unix_s=header.expiry_s,
             tenant=label.tenant.hex(),
             traffic_class=label.traffic_class.name.lower(),
-            created_unix_s=unix_s(),
+            created_unix_s=self._store.clocks.now().wall_s,
             used_unix_s=header.used_s,
             first_block=label.block_index,
         )

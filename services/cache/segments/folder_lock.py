@@ -48,6 +48,16 @@ class FolderLock:
         self._write(now_unix_s)
         return True
 
+    @property
+    def is_in_place(self) -> bool:
+        """Whether the file is still the one that was locked: its folder may have been removed."""
+        try:
+            return os.path.samestat(os.fstat(self._fd), self._path.stat())
+        except FileNotFoundError:
+            return False
+        except OSError:
+            return True  # a network file system that is away is not gone
+
     def release(self) -> None:
         """Let the next one in."""
         try:

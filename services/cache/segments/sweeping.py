@@ -21,6 +21,7 @@ class Swept:
     num_evicted: int = 0
     num_moved: int = 0
     num_segments_removed: int = 0
+    is_folder_gone: bool = False  # open the store again to go on
 
 
 class Sweeping:
@@ -35,6 +36,12 @@ class Sweeping:
     def sweep(self) -> Swept:
         """Never raises for a disk that is full or failing: logs, and tries again next time."""
         state = self._state
+        if state.folder_lock is not None and not state.folder_lock.is_in_place:
+            state.log.error(
+                "the folder of the file tier is gone, with all blocks in it",
+                folder=str(state.options.own_folder),
+            )
+            return Swept(is_folder_gone=True)
         try:
             self._keep_lock()
             if state.is_read_only:
