@@ -85,6 +85,7 @@ class BlockGiver:
     def _failed(self, why: str) -> None:
         self._quiet_until_s = monotonic_s() + self._quiet_s
         self._quiet_s = min(_MAX_QUIET_S, self._quiet_s * 2)
+        self._host.cache.failed(why)  # or the next question waits for the same silence again
         self._host.metrics.count("finback.prefill.arena_failures")
         self._host.log.warning("arena failed, using lane nats", error=why)
 

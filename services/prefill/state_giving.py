@@ -1,4 +1,5 @@
-"""Gives the state at a prompt's end away: through the arena where there is one, else over lane `nats`.
+"""Gives the state at a prompt's end away: through the arena where there is one, else by files
+that both hosts see or over lane `nats`.
 
 State that cannot be given is no failure: decode makes it anew from the blocks.
 """
@@ -38,7 +39,7 @@ class StateGiver:
             return None
         try:
             given = await self._by_arena(job, payload) if lane == "shm" else None
-            return given or await self._by_nats(payload)
+            return given or await self._by_peer_lane(payload, lane)
         except ServingError as error:
             self._host.log.warning("state not given", error=error.public_message)
             return None
@@ -72,6 +73,6 @@ class StateGiver:
             return None
         return Given(tickets=tickets, release=lambda: arena.release(lease.lease_id))
 
-    async def _by_nats(self, payload: bytes) -> Given:
-        ticket = await self._host.nats_lane.put(payload)
-        return Given(tickets=(ticket,), release=lambda: self._host.nats_lane.release(ticket))
+    async def _by_peer_lane(self, payload: bytes, lane: str) -> Given:
+        ticket = await self._host.peer_lanes.put(lane, payload)
+        return Given(tickets=(ticket,), release=lambda: self._host.lanes.release(ticket))

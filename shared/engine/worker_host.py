@@ -258,7 +258,9 @@ class WorkerHost(Service):
         return [record.instance for record in caches]
 
     async def has_arena(self) -> bool:
-        """Whether this process shares memory with the cache instance (lane `shm`)."""
+        """Whether this process shares memory with a cache that has not failed lately (lane `shm`)."""
+        if self.cache.is_quiet:
+            return False
         if self.arena.is_connected:
             return True
         async with self._connecting:

@@ -68,6 +68,14 @@ class ServiceProcess:
         """As the supervisor stops it; the exit code."""
         return self._end(signal.SIGTERM)
 
+    def wait(self, timeout_s: float) -> int:
+        """The exit code of one that ends by itself."""
+        if self._process is None:
+            raise RuntimeError(f"{self.name} does not run")
+        code = self._process.wait(timeout_s)
+        self.kill()
+        return code
+
     def _end(self, signum: signal.Signals) -> int:
         process, self._process = self._process, None
         if process is None:

@@ -5,6 +5,7 @@ an undisturbed run, bit for bit.
 """
 
 import asyncio
+import shutil
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -114,16 +115,22 @@ async def test_other_choices_begin_at_the_prompt_s_last_block(
         await _settle(made)
 
 
-async def test_state_by_lane_nats(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+@pytest.mark.parametrize("lane", ["nats", "file", "file that goes away"])
+async def test_state_by_other_lanes(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, lane: str
 ) -> None:
     """Without a cache service on the host."""
-    async with stack(nats_server, subject_prefix, tmp_path) as (nest, gateway):
+    more = {} if lane == "nats" else {"lane_dir": str(tmp_path / "lane")}
+    async with stack(nats_server, subject_prefix, tmp_path, **more) as (nest, gateway):
         made = KeptStack(nest, gateway)
         prefill = await made.worker("prefill", model=_model())
         decode = await made.worker("decode", model=_model())
+        if lane == "file that goes away":
+            shutil.rmtree(tmp_path / "lane")
         await _check(await made.generate(PROMPT, prefill, decode, sampling=SAMPLING))
-        assert _counted(decode, "decode.states_taken", lane="nats") == 1
+        used = "file" if lane == "file" else "nats"
+        assert _counted(decode, "decode.states_taken", lane=used) == 1
+        assert _counted(decode, "decode.blocks_taken", lane=used) > 0
         assert _replayed(decode) == 0
         for host in (prefill, decode):
             host.engine.check_integrity()

@@ -1,0 +1,163 @@
+"""Peers that hang with their connections open, and messages about blocks that go astray."""
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import random
+import shutil
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finback.services.router.service import Router
+from finback.shared.kv import kv_follower
+from finback.shared.wire.messages.kv import KvEvents
+from support.kept_stack import BLOCK_SIZE, KeptStack, prompt_of, undisturbed
+from support.nats_server import NatsServer
+from support.role_stack import stack, until
+from support.service_process import ServiceProcess
+from support.worker_nest import Nest
+
+pytestmark = pytest.mark.nats
+
+PROMPT = prompt_of(41)
+FULL = 40 // BLOCK_SIZE * BLOCK_SIZE
+
+
+@contextlib.contextmanager
+def cache_process(server: NatsServer, prefix: str, folder: Path) -> Iterator[ServiceProcess]:
+    """A cache that can be stopped, for the workers of a `KeptStack` with the same arguments."""
+    settings = {
+        "NATS_URL": server.url,
+        "RUN_DIR": str(folder / "run"),
+        "SHM_DIR": str(folder / "shm"),
+        "STACK_ID": prefix,
+        "SUBJECT_PREFIX": prefix,
+        "ARENA_BYTES": str(1 << 24),
+    }
+    process = ServiceProcess("cache", {f"FINBACK_{k}": v for k, v in settings.items()}).start()
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+@pytest.mark.parametrize("roles", [("prefill", "decode"), ("prefill",)])
+async def test_a_cache_that_hangs_is_done_without_and_used_again(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, roles: tuple[str, ...]
+) -> None:
+    async with stack(nats_server, subject_prefix, tmp_path) as (nest, gateway):
+        made = KeptStack(nest, gateway)
+        with cache_process(nats_server, subject_prefix, tmp_path) as cache:
+            first = await made.worker(*roles)
+            second = first if len(roles) == 2 else await made.worker("decode")
+            await until(lambda: first.cache.is_there and second.cache.is_there, 10)
+            await made.generate(PROMPT, first, second)
+            os.kill(cache.pid, signal.SIGSTOP)
+            try:
+                for number in range(3):
+                    other = prompt_of(41, seed=20 + number)
+                    async with asyncio.timeout(10):
+                        generation = await made.generate(other, first, second)
+                    assert generation.tokens == undisturbed(other)
+                assert not first.cache.is_there
+                assert first.metrics.value("finback.worker.cache_failures") > 0
+            finally:
+                os.kill(cache.pid, signal.SIGCONT)
+            await until(lambda: first.cache.is_there, 20)
+            late = await made.worker(*roles)
+            await until(lambda: late.cache.is_there, 10)
+            generation = await made.generate(PROMPT, late, second)
+            assert generation.tokens == undisturbed(PROMPT)
+            assert generation.end.num_cached_tokens == FULL
+            await until(lambda: not any(host.cache.num_leases for host in made.workers), 10)
+            for host in made.workers:
+                host.engine.check_integrity()
+                await host.engine.stop()
+
+
+async def test_an_arena_that_is_removed_under_workers(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path
+) -> None:
+    """The cache ends itself, its supervisor (here: the test) starts the next, and it goes on."""
+    async with stack(nats_server, subject_prefix, tmp_path) as (nest, gateway):
+        made = KeptStack(nest, gateway)
+        with cache_process(nats_server, subject_prefix, tmp_path) as cache:
+            host = await made.worker()
+            await until(lambda: host.cache.is_there, 10)
+            assert (await made.generate(PROMPT, host)).tokens == undisturbed(PROMPT)
+            shutil.rmtree(tmp_path / "shm")
+            for number in range(3):
+                other = prompt_of(41, seed=30 + number)
+                async with asyncio.timeout(20):
+                    assert (await made.generate(other, host)).tokens == undisturbed(other)
+            assert await asyncio.to_thread(cache.wait, 15) == 1
+            assert any("the arena's files are gone" in line for line in cache.lines)
+            assert (await made.generate(PROMPT, host)).tokens == undisturbed(PROMPT)
+            await asyncio.to_thread(cache.start)
+            await until(lambda: host.cache.is_there, 20)
+            again = prompt_of(41, seed=40)
+            await made.generate(again, host)
+            await until(lambda: not host.write_back.num_waiting)
+            late = await made.worker()
+            await until(lambda: late.cache.is_there, 10)
+            assert (await made.generate(again, late)).end.num_cached_tokens == FULL
+            for worker in made.workers:
+                worker.engine.check_integrity()
+                await worker.engine.stop()
+
+
+async def test_events_that_come_twice_late_or_never(
+    nats_server: NatsServer,
+    subject_prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever becomes of single messages, the router ends up knowing what the worker holds."""
+    monkeypatch.setattr(kv_follower, "GRACE_S", 0.2)
+    rng = random.Random(6)
+    waiting: list[tuple[str, Any]] = []
+    async with stack(nats_server, subject_prefix, tmp_path) as (nest, gateway):
+        made = KeptStack(nest, gateway)
+        router = await router_of(nest)
+        host = await made.worker()
+        publish = host.client.publish_bare
+
+        async def astray(subject: str, message: Any, *rest: Any, **more: Any) -> None:
+            if not isinstance(message, KvEvents) or not message.removed + message.stored:
+                return await publish(subject, message, *rest, **more)
+            fate = rng.choice(("lost", "twice", "late", "fine"))
+            if fate == "late":
+                waiting.append((subject, message))
+                return None
+            for _ in range({"lost": 0, "twice": 2, "fine": 1}[fate]):
+                await publish(subject, message, *rest, **more)
+            while waiting and rng.random() < 0.5:
+                await publish(*waiting.pop(rng.randrange(len(waiting))))
+            return None
+
+        monkeypatch.setattr(host.client, "publish_bare", astray)
+        for number in range(16):
+            prompt = prompt_of(41, seed=number)
+            assert (await made.generate(prompt, host)).tokens == undisturbed(prompt)
+            await asyncio.sleep(0.02)
+        for late in waiting:
+            await publish(*late)
+        monkeypatch.setattr(host.client, "publish_bare", publish)
+        await made.generate(prompt_of(41, seed=99), host)
+        held = sum(len(hashes) for _, _, hashes in host._holdings())
+        await until(lambda: sum(router.placer.index.num_held().values()) == held, 15)
+        counts = dataclasses.asdict(router.kv._subscriber.counts())
+        assert counts["num_gaps"] > 0 and counts["num_duplicates"] > 0
+        host.engine.check_integrity()
+        await host.engine.stop()
+
+
+async def router_of(nest: Nest) -> Router:
+    service = await nest.start(Router)
+    assert isinstance(service, Router)
+    return service
