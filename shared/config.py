@@ -232,6 +232,11 @@ class StackConfig:
     warm_grammars: str = setting(
         "", "file of grammars compiled at the start, a line of JSON {kind, text} each"
     )
+    grammar_strictness: str = setting(
+        "strict",
+        "what of a schema cannot be enforced, where a request does not say: refused, or let go and told",
+        choices=("strict", "lenient"),
+    )
     encode_cache_mb: int = setting(
         8, "encoded prompts that a gateway remembers; 0: none", unit="MB", low=0, high=2**16
     )

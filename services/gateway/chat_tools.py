@@ -54,6 +54,7 @@ def _function(found: FunctionDefinition, param: str) -> Tool:
         description=found.description or "",
         parameters=found.parameters,
         strict=bool(found.strict),
+        param=f"{param}.parameters",
     )
 
 
@@ -66,7 +67,11 @@ def _custom(found: CustomDefinition, param: str) -> Tool:
             raise missing(f"{param}.format.grammar")
         grammar = GrammarSpec(kind=given.syntax, text=given.definition)
     return Tool(
-        name=found.name, description=found.description or "", kind="custom", grammar=grammar
+        name=found.name,
+        description=found.description or "",
+        kind="custom",
+        grammar=grammar,
+        param=f"{param}.format.grammar.definition",
     )
 
 

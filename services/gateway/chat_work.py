@@ -3,6 +3,7 @@
 from functools import partial
 from typing import Any, Final
 
+from finback.services.gateway.answer_formats import asked_of
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.caching import caching_of
 from finback.services.gateway.caller import Caller
@@ -11,7 +12,7 @@ from finback.services.gateway.chat_schema import ChatRequest
 from finback.services.gateway.chat_tools import tool_choice_of, tools_of
 from finback.services.gateway.chat_turns import turns_of
 from finback.services.gateway.exchange import Exchange
-from finback.services.gateway.grammar import grammar_of, grammar_param
+from finback.services.gateway.grammar import blame
 from finback.services.gateway.openai_format import Spelling
 from finback.services.gateway.sampling import (
     AnswerLimits,
@@ -57,7 +58,7 @@ async def chat_work(
     model.check_name(request.model)
     _check(request)
     conversation = conversation_of(request)
-    grammar = model.format.grammar(conversation)
+    grammar = model.grammar(conversation)
     caching = caching_of(request)
     salt = cache_salt_of(tenant, caching.cache_salt)
     prompt = await model.encode_conversation(conversation, salt)
@@ -86,7 +87,7 @@ async def chat_work(
         stops=stops_of(request.stop),
         protocol=protocol,
         grammar=grammar,
-        grammar_param=_blame(conversation, request),
+        grammar_param=blame(conversation),
         output=model.output(conversation),
         is_open_ended=asked is None,
         caching=caching,
@@ -97,6 +98,7 @@ def conversation_of(request: ChatRequest) -> Conversation:
     """What the prompt depends on."""
     tools = tools_of(request)
     turns = turns_of(request.messages)
+    asked = asked_of(request)
     return Conversation(
         turns=turns,
         tools=tools,
@@ -105,7 +107,8 @@ def conversation_of(request: ChatRequest) -> Conversation:
         effort=request.reasoning_effort,
         variables=template_values(request.chat_template_kwargs),
         continues_last=turns[-1].role == "assistant",
-        answer=grammar_of(request),
+        answer=asked.spec if asked is not None else None,
+        answer_param=asked.param if asked is not None else "",
     )
 
 
@@ -115,14 +118,6 @@ def _is_thinking(request: ChatRequest) -> bool | None:
     if request.reasoning_effort is not None:
         return request.reasoning_effort != "none"
     return None
-
-
-def _blame(conversation: Conversation, request: ChatRequest) -> str:
-    """The field that a grammar came from that cannot be compiled."""
-    if conversation.answer is not None:
-        return grammar_param(conversation.answer, request)
-    tools = conversation.tools
-    return f"tools.0.{tools[0].kind}" if len(tools) == 1 else "tools"
 
 
 def _check(request: ChatRequest) -> None:

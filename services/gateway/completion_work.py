@@ -3,12 +3,13 @@
 from functools import partial
 from typing import Any, Final
 
+from finback.services.gateway.answer_formats import asked_of
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.caching import caching_of
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.completions import CompletionProtocol
 from finback.services.gateway.exchange import Exchange
-from finback.services.gateway.grammar import grammar_of, grammar_param
+from finback.services.gateway.grammar import Asked
 from finback.services.gateway.openai_format import Spelling
 from finback.services.gateway.sampling import (
     AnswerLimits,
@@ -24,7 +25,6 @@ from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
 from finback.shared.errors import InvalidRequest
 from finback.shared.kv.cache_salt import cache_salt_of
-from finback.shared.wire.messages.generate import GrammarSpec
 
 COMPLETION_MAX_TOKENS: Final = 16
 _PARAMS: Final = Params("prompt", "max_tokens")
@@ -61,19 +61,19 @@ async def completion_work(
             param="return_token_ids",
         )
     choices = choices_of(request)
-    grammar = grammar_of(request)
+    asked = asked_of(request)
     if not model.has_text:
-        _check_needs_no_text(request, model, grammar)
+        _check_needs_no_text(request, model, asked)
     has_ids = bool(request.return_token_ids) or not model.has_text
     caching = caching_of(request)
     prompts, texts = await _prompts(request, model, cache_salt_of(tenant, caching.cache_salt))
     if len(prompts) * len(choices) > MAX_CHOICES:
         raise InvalidRequest(f"prompts times n must be at most {MAX_CHOICES}", param="n")
-    asked = request.max_tokens
+    wanted = request.max_tokens
     samplings = []
     for prompt in prompts:
-        room = model.check_length(prompt.num_tokens, asked, _PARAMS)
-        limit = min(room, COMPLETION_MAX_TOKENS) if asked is None else asked
+        room = model.check_length(prompt.num_tokens, wanted, _PARAMS)
+        limit = min(room, COMPLETION_MAX_TOKENS) if wanted is None else wanted
         limits = AnswerLimits(max_tokens=limit, num_logprobs=request.logprobs, seed=choices[0].seed)
         samplings.append(sampling_of(request, model, limits))
     echoes = [text if request.echo else "" for text in texts for _ in choices]
@@ -94,21 +94,21 @@ async def completion_work(
         stops=stops_of(request.stop),
         protocol=protocol,
         has_token_ids=has_ids,
-        grammar=grammar,
-        grammar_param=grammar_param(grammar, request) if grammar is not None else "",
+        grammar=model.as_asked(asked.spec if asked is not None else None),
+        grammar_param=asked.param if asked is not None else "",
         caching=caching,
     )
 
 
 def _check_needs_no_text(
-    request: CompletionRequest, model: ServedModel, grammar: GrammarSpec | None
+    request: CompletionRequest, model: ServedModel, asked: Asked | None
 ) -> None:
     """Without a tokenizer nothing can be compared with text, kept to a grammar or shown."""
     for name in ("stop", "echo"):
         if getattr(request, name):
             model.check_text(name)
-    if grammar is not None:
-        model.check_text(grammar_param(grammar, request))
+    if asked is not None:
+        model.check_text(asked.param)
 
 
 async def _prompts(

@@ -15,6 +15,7 @@ from finback.services.gateway.answer_events import Usage
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Generation
+from finback.services.gateway.grammar_verdict import WIDENED_HEADER, refusal, widened_header
 from finback.services.gateway.lifecycle import Lifecycle
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.served_model import ServedModel
@@ -128,15 +129,15 @@ class Exchange:
             try:
                 reply = await self._desk.client.call(
                     self._desk.subjects.service("sampler", "compile"),
-                    CompileRequest(model=self.model.name, grammar=grammar),
+                    CompileRequest(
+                        model=self.model.name, grammar=grammar, vocab_size=self.model.vocab_size
+                    ),
                     CompileReply,
                     timeout_s=COMPILE_TIMEOUT_S,
                     request_id=caller.request_id,
                 )
             except InvalidRequest as error:
-                raise InvalidRequest(
-                    error.public_message, param=param, reason="invalid_grammar"
-                ) from error
+                raise refusal(error, grammar, param) from error
             except Unavailable as error:
                 if waiting.is_expired:
                     raise Unavailable(
@@ -144,6 +145,7 @@ class Exchange:
                     ) from error
                 await asyncio.sleep(RETRY_PAUSE_S)
             else:
+                _tell(reply, grammar, caller)
                 return replace(grammar, grammar_id=reply.grammar_id)
 
     def _generations(
@@ -193,6 +195,15 @@ class Exchange:
     @property
     def lifecycle(self) -> Lifecycle:
         return self._lifecycle
+
+
+def _tell(reply: CompileReply, grammar: GrammarSpec, caller: Caller) -> None:
+    """What is not enforced is told in the answer's head, and in the trace."""
+    tracing.annotate(**{"finback.grammar.kind": grammar.kind})
+    if reply.widened:
+        told = widened_header(reply.widened)
+        caller.headers[WIDENED_HEADER] = told
+        tracing.annotate(**{"finback.grammar.widened": told})
 
 
 def _check_ends(work: Work) -> None:

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
-from finback.services.gateway.schema import FieldRules, Model, NumTokens, Stop
+from finback.services.gateway.schema import (
+    FieldRules,
+    Model,
+    NumTokens,
+    Stop,
+    StructuredOutputs,
+)
 
 MAX_STOPS: Final = 64
 MAX_TOOLS: Final = 512
@@ -109,6 +115,8 @@ class CountTokensRequest(Model):
     thinking: MessagesThinking | None = None
     output_config: OutputConfig | None = None
     output_format: OutputFormat | None = None
+    # Extension
+    structured_outputs: StructuredOutputs | None = None
 
 
 class MessagesRequest(CountTokensRequest):

@@ -53,6 +53,7 @@ def _tool(found: MessagesTool, param: str) -> Tool:
         description=found.description or "",
         parameters=found.input_schema,
         strict=bool(found.strict),
+        param=f"{param}.input_schema",
     )
 
 

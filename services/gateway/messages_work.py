@@ -1,15 +1,21 @@
 """`/v1/messages` and its `count_tokens`: a checked request to a conversation, and that to its work."""
 
-import json
 from collections.abc import Iterable
 from functools import partial
 
+from finback.services.gateway.answer_formats import from_structured
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.endpoints import Endpoint
 from finback.services.gateway.exchange import Exchange
+from finback.services.gateway.grammar import Asked, blame, one_of, schema_asked
 from finback.services.gateway.messages_protocol import MessagesProtocol
-from finback.services.gateway.messages_schema import RULES, CountTokensRequest, MessagesRequest
+from finback.services.gateway.messages_schema import (
+    RULES,
+    CountTokensRequest,
+    MessagesRequest,
+    OutputFormat,
+)
 from finback.services.gateway.messages_tools import tool_choice_of, tools_of
 from finback.services.gateway.messages_turns import message_turns, system_turns
 from finback.services.gateway.openai_format import to_json
@@ -23,7 +29,7 @@ from finback.services.gateway.validation import check
 from finback.services.gateway.work import Work
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.errors import InvalidRequest
-from finback.shared.wire.messages.generate import ChoiceSpec, GrammarSpec
+from finback.shared.wire.messages.generate import ChoiceSpec
 
 _PARAMS = Params("messages", "max_tokens")
 
@@ -82,7 +88,7 @@ async def messages_work(
     model.check_name(request.model)
     _check(request)
     conversation = conversation_of(request)
-    grammar = model.format.grammar(conversation)
+    grammar = model.grammar(conversation)
     prompt = await model.encode_conversation(conversation, tenant)
     room = model.check_length(prompt.num_tokens, None, _PARAMS)
     seed = new_seed()
@@ -109,7 +115,7 @@ async def messages_work(
         stops=tuple(request.stop_sequences or ()),
         protocol=protocol,
         grammar=grammar,
-        grammar_param="output_config.format.schema" if conversation.answer else "tools",
+        grammar_param=blame(conversation),
         output=model.output(conversation),
     )
 
@@ -119,6 +125,7 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
     tools = tools_of(request)
     turns = message_turns(request.messages)
     thinking, config = request.thinking, request.output_config
+    asked = _asked(request)
     return Conversation(
         turns=(*system_turns(request.system), *turns),
         tools=tools,
@@ -126,27 +133,31 @@ def conversation_of(request: CountTokensRequest) -> Conversation:
         is_thinking=thinking is not None and thinking.type != "disabled",
         effort=config.effort if config is not None else None,
         continues_last=bool(turns) and turns[-1].role == "assistant",
-        answer=_answer(request),
+        answer=asked.spec if asked is not None else None,
+        answer_param=asked.param if asked is not None else "",
     )
 
 
-def _answer(request: CountTokensRequest) -> GrammarSpec | None:
-    """The schema of the text; `output_format` is the older name of the field."""
-    config, param = request.output_config, "output_config.format"
-    found = config.format if config is not None else None
-    if request.output_format is not None:
-        if found is not None:
-            raise invalid_value("output_format", "absent where output_config.format is given")
-        found, param = request.output_format, "output_format"
+def _asked(request: CountTokensRequest) -> Asked | None:
+    """What the text is kept to; `output_format` is the older name of `output_config.format`."""
+    config = request.output_config
+    return one_of(
+        _schema(config.format if config is not None else None, "output_config.format"),
+        _schema(request.output_format, "output_format"),
+        from_structured(request.structured_outputs),
+    )
+
+
+def _schema(found: OutputFormat | None, field: str) -> Asked | None:
     if found is None:
         return None
-    schema = found.json_schema
-    if schema is None:
-        raise missing(f"{param}.schema")
-    fault = schema_fault(schema, f"{param}.schema")
+    param = f"{field}.schema"
+    if found.json_schema is None:
+        raise missing(param)
+    fault = schema_fault(found.json_schema, param)
     if fault is not None:
         raise invalid_value(*fault)
-    return GrammarSpec(kind="json_schema", text=json.dumps(schema, ensure_ascii=False))
+    return schema_asked(found.json_schema, field, param)
 
 
 def _check(request: MessagesRequest) -> None:

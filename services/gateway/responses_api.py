@@ -7,6 +7,7 @@ from typing import Any
 from finback.services.gateway.body import parse_object
 from finback.services.gateway.caller import Caller
 from finback.services.gateway.exchange import Exchange
+from finback.services.gateway.grammar import blame
 from finback.services.gateway.openai_format import to_json
 from finback.services.gateway.query_values import typed
 from finback.services.gateway.responses_attempt import new_protocol
@@ -24,7 +25,7 @@ from finback.services.gateway.responses_schema import (
     RetrieveRequest,
 )
 from finback.services.gateway.responses_sealed import Seals
-from finback.services.gateway.responses_work import encode, grammar_param, responses_work
+from finback.services.gateway.responses_work import encode, responses_work
 from finback.services.gateway.sink import Sink
 from finback.services.gateway.store import Store
 from finback.services.gateway.store_limits import Item
@@ -135,9 +136,9 @@ class ResponsesApi:
         unseal = partial(self._seals.unseal, tenant=caller.tenant)
         conversation = conversation_of(request, context.items, unseal)
         with self._exchange.opened():
-            grammar = model.format.grammar(conversation)
+            grammar = model.grammar(conversation)
             prompt = await encode(conversation, model, caller.tenant)
-            await self._exchange.compile(grammar, grammar_param(conversation), caller)
+            await self._exchange.compile(grammar, blame(conversation), caller)
         found = {"object": "response.input_tokens", "input_tokens": prompt.num_tokens}
         await sink.reply(200, to_json(found))
 

@@ -3,8 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
+from finback.services.gateway.answer_formats import from_structured, from_text_format
+from finback.services.gateway.grammar import one_of
 from finback.services.gateway.responses_schema import InputRequest
-from finback.services.gateway.responses_tools import answer_grammar, tool_choice_of, tools_of
+from finback.services.gateway.responses_tools import tool_choice_of, tools_of
 from finback.services.gateway.responses_turns import Unseal, turns_of
 from finback.services.gateway.store_limits import Item
 from finback.services.gateway.template_values import template_values
@@ -16,6 +18,10 @@ def conversation_of(request: InputRequest, items: Sequence[Item], unseal: Unseal
     tools = tools_of(request.tools)
     is_parallel = request.parallel_tool_calls is not False
     effort = request.reasoning.effort if request.reasoning is not None else None
+    asked = one_of(
+        from_text_format(request.text.format if request.text is not None else None),
+        from_structured(request.structured_outputs),
+    )
     return Conversation(
         turns=tuple(turns_of(items, instructions=request.instructions, unseal=unseal)),
         tools=tools,
@@ -23,7 +29,8 @@ def conversation_of(request: InputRequest, items: Sequence[Item], unseal: Unseal
         is_thinking=None if effort is None else effort != "none",
         effort=effort,
         variables=template_values(request.chat_template_kwargs),
-        answer=answer_grammar(request.text.format if request.text is not None else None),
+        answer=asked.spec if asked is not None else None,
+        answer_param=asked.param if asked is not None else "",
     )
 
 

@@ -63,7 +63,9 @@ class Plan:
         """What `of_json` needs; the context is stored beside it."""
         num_own = len(self.context.own_items)
         return {
-            "request": self.request.model_dump(exclude_unset=True, exclude={"input"}),
+            "request": self.request.model_dump(
+                exclude_unset=True, exclude={"input"}, by_alias=True
+            ),
             "created_at": self.created_at,
             "seed": self.seed,
             "num_own_items": num_own,

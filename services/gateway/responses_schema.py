@@ -5,7 +5,12 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Field
 
 from finback.services.gateway.caching import CacheKey, CacheSalt, Retention, TrafficClass
-from finback.services.gateway.schema import MAX_TOKENS, Model, NumTokens
+from finback.services.gateway.schema import (
+    MAX_TOKENS,
+    Model,
+    NumTokens,
+    StructuredOutputs,
+)
 
 # `include` values that ask for parts of tools which are not there: nothing is left out then.
 INCLUDABLE: TypeAlias = Literal[
@@ -70,6 +75,7 @@ class InputRequest(Model):
     text: TextOptions | None = None
     truncation: Literal["auto", "disabled"] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class ResponsesRequest(InputRequest):

@@ -1,6 +1,5 @@
-"""`tools`, `tool_choice` and `text.format` of a Responses request."""
+"""`tools` and `tool_choice` of a Responses request."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
@@ -53,7 +52,13 @@ def _tool(raw: Any, param: str) -> Tool:
         raise invalid(f"{param}.description", "a string")
     if kind == "custom":
         grammar = _custom_format(raw.get("format"), f"{param}.format")
-        return Tool(name=name, description=description or "", kind="custom", grammar=grammar)
+        return Tool(
+            name=name,
+            description=description or "",
+            kind="custom",
+            grammar=grammar,
+            param=f"{param}.format.definition",
+        )
     parameters = raw.get("parameters")
     if parameters is not None and not isinstance(parameters, Mapping):
         raise invalid(f"{param}.parameters", "a JSON Schema object")
@@ -62,6 +67,7 @@ def _tool(raw: Any, param: str) -> Tool:
         description=description or "",
         parameters=parameters,
         strict=strict_of(raw, param),
+        param=f"{param}.parameters",
     )
 
 
@@ -165,28 +171,3 @@ def _check_known(name: Any, kind: Any, tools: Sequence[Tool], param: str) -> Non
             param=param,
             reason="invalid_value",
         )
-
-
-def answer_grammar(given: Mapping[str, Any] | None) -> GrammarSpec | None:
-    """`text.format` as a grammar; None for free text."""
-    if given is None:
-        return None
-    kind = given.get("type")
-    if kind not in ("text", "json_object", "json_schema"):
-        raise invalid("text.format.type", "'text', 'json_object' or 'json_schema'")
-    check_fields(
-        given, _NAMES | {"schema", "strict"} if "schema" in kind else ("type",), "text.format"
-    )
-    if kind != "json_schema":
-        return None if kind == "text" else GrammarSpec(kind="json_object")
-    name, schema = given.get("name"), given.get("schema")
-    if not isinstance(name, str) or not _NAME.match(name):
-        raise invalid("text.format.name", "1 to 64 letters, digits, '_' or '-'")
-    if not isinstance(schema, Mapping):
-        raise invalid("text.format.schema", "a JSON Schema object")
-    if not isinstance(given.get("strict"), bool | None):
-        raise invalid("text.format.strict", "true or false")
-    text = json.dumps(schema, ensure_ascii=False)
-    if len(text) > MAX_GRAMMAR_CHARS:
-        raise invalid("text.format.schema", f"a schema of at most {MAX_GRAMMAR_CHARS} characters")
-    return GrammarSpec(kind="json_schema", text=text)

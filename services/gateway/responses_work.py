@@ -3,6 +3,7 @@
 from typing import Final
 
 from finback.services.gateway.caching import caching_of
+from finback.services.gateway.grammar import blame
 from finback.services.gateway.responses_conversation import droppable, without_first_turns
 from finback.services.gateway.responses_plan import Plan
 from finback.services.gateway.responses_protocol import ResponsesProtocol
@@ -27,7 +28,7 @@ async def responses_work(
     salt = cache_salt_of(tenant, caching.cache_salt)
     conversation, prompt = await _fitting(plan, model, salt)
     room = model.check_length(prompt.num_tokens, request.max_output_tokens, PARAMS)
-    grammar = model.format.grammar(conversation)
+    grammar = model.grammar(conversation)
     return Work(
         is_stream=is_stream,
         prompts=(prompt,),
@@ -36,7 +37,7 @@ async def responses_work(
         stops=(),
         protocol=protocol,
         grammar=grammar,
-        grammar_param=grammar_param(conversation),
+        grammar_param=blame(conversation),
         is_open_ended=request.max_output_tokens is None,
         output=model.output(conversation),
         caching=caching,
@@ -50,11 +51,6 @@ def _name_of(plan: Plan) -> str:
         return f"conversation:{context.conversation_id}"
     first = context.items[0].get("id") if context.items else None
     return f"chain:{first}" if isinstance(first, str) else ""
-
-
-def grammar_param(conversation: Conversation) -> str:
-    """The field that a conversation's grammar came from."""
-    return "text.format.schema" if conversation.answer is not None else "tools"
 
 
 async def encode(conversation: Conversation, model: ServedModel, salt: str) -> Prompt:

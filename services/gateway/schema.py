@@ -5,7 +5,7 @@ A field is either honoured, or without effect (it cannot change the answer), or 
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -15,6 +15,8 @@ MAX_CHOICES: Final = 128
 MAX_TOKENS: Final = 2**31 - 1
 MAX_STOPS: Final = 16
 MAX_STOP_CHARS: Final = 1024
+# As many as the sampler takes.
+MAX_GRAMMAR_CHOICES: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +62,10 @@ OPENAI_RULES: Final = FieldRules(
         "reasoning_effort": (("none",), "reasoning is for conversations"),
         "suffix": (("",), "no model served here fills gaps"),
         "best_of": ((1,), "ask for n choices instead"),
+        **{
+            f"guided_{name}": ((), f"use structured_outputs.{name}")
+            for name in ("json", "regex", "choice", "grammar")
+        },
     },
 )
 
@@ -84,6 +90,28 @@ class StreamOptions(Model):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class StructuredOutputs(Model):
+    """What an answer's text is kept to: exactly one of these, and how strictly a schema is read.
+
+    `json` and `structural_tag` may be given as JSON text too. `grammar` is Lark. `strictness`: whether
+    what of a schema cannot be enforced is refused (`strict`) or let go and told (`lenient`).
+    """
+
+    json_: dict[str, Any] | bool | str | None = Field(default=None, alias="json")
+    json_object: Literal[True] | None = None
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1)]],
+            Field(min_length=1, max_length=MAX_GRAMMAR_CHOICES, fail_fast=True),
+        ]
+        | None
+    ) = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    structural_tag: dict[str, Any] | str | None = None
+    strictness: Literal["strict", "lenient"] | None = None
 
 
 class GenerationRequest(Model):
@@ -115,7 +143,7 @@ class GenerationRequest(Model):
     traffic_class: TrafficClass | None = None
     cache_salt: CacheSalt | None = None
     response_format: dict[str, Any] | None = None
-    structured_outputs: dict[str, Any] | None = None
+    structured_outputs: StructuredOutputs | None = None
 
 
 class CompletionRequest(GenerationRequest):

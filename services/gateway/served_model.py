@@ -2,13 +2,14 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
 import anyio
 
 from finback.services.gateway.answer_events import Output
+from finback.services.gateway.grammar import check_together, with_strictness
 from finback.services.gateway.prompt_encoder import PromptEncoder
 from finback.shared.clock import unix_s
 from finback.shared.codec.control_tokens import ControlToken
@@ -18,6 +19,7 @@ from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.prompts.prompt_format import PromptFormat
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import InvalidRequest, NotFound
+from finback.shared.wire.messages.generate import GrammarSpec
 
 # Longer texts are rendered, encoded and hashed on a thread: a millisecond is about this much.
 OFF_LOOP_CHARS: Final = 2_000
@@ -64,7 +66,9 @@ class ServedModel:
         encode_cache_bytes: int = DEFAULT_BYTES,
         output_format: OutputFormat | None = None,
         prompt_format: PromptFormat | None = None,
+        grammar_strictness: str = "strict",
     ) -> None:
+        """`grammar_strictness`: of schemas whose request does not say how strictly they are read."""
         self.name = name
         self.aliases = tuple(aliases)
         self.max_model_len = max_model_len
@@ -81,6 +85,7 @@ class ServedModel:
             cache=EncodeCache(encode_cache_bytes),
         )
         self.format: OutputFormat = output_format or PlainFormat()
+        self._strictness = grammar_strictness
         self._prompt = prompt_format
 
     def note_engine_limit(self, max_model_len: int) -> None:
@@ -125,6 +130,18 @@ class ServedModel:
                 param=param,
                 reason="no_tokenizer",
             )
+
+    # -- grammars
+
+    def grammar(self, conversation: Conversation) -> GrammarSpec | None:
+        """What the whole answer to a conversation is kept to; None: to nothing."""
+        check_together(conversation)
+        answer = self.as_asked(conversation.answer)
+        return self.format.grammar(replace(conversation, answer=answer))
+
+    def as_asked(self, grammar: GrammarSpec | None) -> GrammarSpec | None:
+        """A grammar with a strictness, the service's own if the request says none."""
+        return None if grammar is None else with_strictness(grammar, self._strictness)
 
     # -- conversations
 

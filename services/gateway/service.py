@@ -241,5 +241,6 @@ def load_model(config: StackConfig) -> ServedModel:
         cluster_key=cluster_key(config),
         encode_cache_bytes=config.encode_cache_mb * 2**20,
         output_format=codec.output,
+        grammar_strictness=config.grammar_strictness,
         prompt_format=codec.prompt,
     )

@@ -43,7 +43,8 @@ class Tool:
     """What the model may call.
 
     `parameters`: a JSON Schema (None: no parameters). A custom tool takes free text, or text of a
-    `grammar` (`lark` or `regex`). `strict`: arguments must be valid by construction.
+    `grammar` (`lark` or `regex`). `strict`: arguments must be valid by construction. `param`: the
+    request field that says what they must be, to blame it; empty: not told.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Tool:
     strict: bool = False
     kind: ToolKind = "function"
     grammar: GrammarSpec | None = None
+    param: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +75,8 @@ class Conversation:
     `is_thinking` None: the model's own default; `effort`: `none`, `minimal`, `low`, `medium`,
     `high`, `xhigh` or `max` where the client named one. `continues_last`: the last turn is the
     assistant's and is to be continued instead of answered. `variables`: for the chat template.
-    `answer`: the grammar of the content (not of tool calls), None for free text.
+    `answer`: the grammar of the content (not of tool calls), None for free text; `answer_param`: the
+    request field that it comes from.
     """
 
     turns: tuple[Turn, ...]
@@ -85,3 +88,4 @@ class Conversation:
     variables: Mapping[str, Any] | None = None
     continues_last: bool = False
     answer: GrammarSpec | None = None
+    answer_param: str = ""

@@ -78,6 +78,6 @@ def _body(surface: Surface, tool: Tool) -> str:
     close = f"{quote(chr(10))} {surface.mark(CLOSE)}"
     if tool.grammar is not None and needs_raw_text(tool):
         head = quote(f'\n{{"name": {name}}}\n')
-        return f"{head} {surface.part(tool.grammar)} {close}"
+        return f"{head} {surface.custom_text(tool)} {close}"
     head = quote(f'\n{{"name": {name}, "arguments": ')
     return f"{head} {surface.arguments(tool)} {quote('}')} {close}"

@@ -146,4 +146,4 @@ class BareSurface:
 
     def _raw(self, surface: Surface, tool: Tool) -> str:
         head = quote(f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}}}\n')
-        return f"{head} {surface.part(tool.grammar)}" if tool.grammar else head
+        return f"{head} {surface.custom_text(tool)}".rstrip()

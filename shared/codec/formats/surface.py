@@ -44,26 +44,38 @@ class Surface:
             return self.rule(name, f"TEXT {self.mark(marker)}")
         return self.rule(name, f"TEXT {quote(marker)}", "[lazy]")
 
-    def part(self, grammar: GrammarSpec, *, is_lenient: bool = False) -> str:
-        """A grammar of its own. `is_lenient`: what the engine cannot enforce is let go."""
+    def part(self, grammar: GrammarSpec, *, param: str = "", at: str = "") -> str:
+        """A grammar of its own. Under `lenient`, what the engine cannot enforce is let go.
+
+        `param`: the request field that it comes from; `at`: the JSON pointer to it in there.
+        """
         name = f"p{len(self._parts)}"
         part: dict[str, Any] = {"kind": grammar.kind, "text": grammar.text}
-        self._parts[name] = part | ({"is_lenient": True} if is_lenient else {})
+        more = {"is_lenient": grammar.strictness == "lenient", "param": param, "at": at}
+        self._parts[name] = part | {key: value for key, value in more.items() if value}
         return f"@{name}"
 
-    def schema(self, schema: Mapping[str, Any], *, is_lenient: bool = False) -> str:
-        """A JSON value by its schema."""
+    def schema(self, schema: Mapping[str, Any], tool: Tool, *, at: str = "") -> str:
+        """A JSON value by a schema that belongs to a tool: exact if the tool is strict."""
         try:
             text = json.dumps(schema, ensure_ascii=False)
         except RecursionError as error:
-            raise InvalidRequest("a schema is nested too deeply", param="tools") from error
-        return self.part(GrammarSpec(kind="json_schema", text=text), is_lenient=is_lenient)
+            param = tool.param or "tools"
+            raise InvalidRequest("a schema is nested too deeply", param=param) from error
+        is_exact = tool.strict or tool.kind == "custom"
+        strictness = "strict" if is_exact else "lenient"
+        made = GrammarSpec(kind="json_schema", text=text, strictness=strictness)
+        return self.part(made, param=tool.param, at=at)
 
     def arguments(self, tool: Tool) -> str:
-        """The arguments of a tool as a JSON object: exact if it is strict."""
-        if tool.kind == "custom":
-            return self.schema(custom_schema(tool))
-        return self.schema(object_schema(tool), is_lenient=not tool.strict)
+        """The arguments of a tool as a JSON object."""
+        return self.schema(
+            custom_schema(tool) if tool.kind == "custom" else object_schema(tool), tool
+        )
+
+    def custom_text(self, tool: Tool) -> str:
+        """The text of a custom tool by its grammar; empty if it has none."""
+        return self.part(tool.grammar, param=tool.param) if tool.grammar is not None else ""
 
     def done(self, start: str) -> GrammarSpec:
         """The grammar whose answers are `start`."""
@@ -82,7 +94,8 @@ def object_schema(tool: Tool) -> dict[str, Any]:
     schema = dict(tool.parameters or {})
     if schema.setdefault("type", "object") != "object":
         raise InvalidRequest(
-            f"the parameters of the tool '{tool.name}' must be of type object", param="tools"
+            f"the parameters of the tool '{tool.name}' must be of type object",
+            param=tool.param or "tools",
         )
     return schema
 

@@ -57,7 +57,7 @@ def invoke_rule(surface: Surface, spelling: TagSpelling, tool: Tool, index: int)
 def _custom(surface: Surface, spelling: TagSpelling, tool: Tool, name: str) -> str:
     opening = quote(spelling.text.format(CUSTOM_INPUT))
     if tool.grammar is not None:
-        return f"{opening} {spelling.after(surface.part(tool.grammar))}"
+        return f"{opening} {spelling.after(surface.custom_text(tool))}"
     return f"{opening} {spelling.any_text(surface, f'{name}_text')}"
 
 
@@ -69,17 +69,18 @@ def _function(surface: Surface, spelling: TagSpelling, tool: Tool, name: str) ->
         raise InvalidRequest(
             f"the tool '{tool.name}' is strict, but this model's calls cannot be kept to "
             f"'{min(further)}' at the top of its parameters",
-            param="tools",
+            param=tool.param or "tools",
         )
     required = set(schema.get("required") or ())
     known = properties if isinstance(properties, dict) else {}
     if tool.strict and required - known.keys():
         raise InvalidRequest(
-            f"the tool '{tool.name}' requires a parameter that has no schema", param="tools"
+            f"the tool '{tool.name}' requires a parameter that has no schema",
+            param=tool.param or "tools",
         )
     if not known:
         takes_none = tool.strict or tool.parameters is None or properties is not None
-        return "" if takes_none else _anything(surface, spelling, name)
+        return "" if takes_none else _anything(surface, spelling, tool, name)
     elements = []
     for at, (key, value) in enumerate(known.items()):
         one = _element(surface, spelling, tool, schema, key, value, f"{name}_{at}")
@@ -103,7 +104,7 @@ def _element(
             raise InvalidRequest(
                 f"the tool '{tool.name}' is strict, but this model's calls cannot be kept to the "
                 f"schema of the text '{key}'",
-                param="tools",
+                param=tool.param or "tools",
             )
         text = as_text or spelling.any_text(surface, f"{name}_text")
         return surface.rule(name, f"{quote(spelling.text.format(key))} {text}")
@@ -111,7 +112,7 @@ def _element(
     if as_text is not None:
         choices.append(f"{quote(spelling.text.format(key))} {as_text}")
     if as_text is None or not _is_free(schema):
-        value = surface.schema(_rooted(schema, root, tool), is_lenient=not tool.strict)
+        value = surface.schema(_rooted(schema, root, tool), tool, at=_pointer(key))
         choices.append(f"{quote(spelling.json.format(key))} {spelling.after(value)}")
     return surface.rule(name, " | ".join(choices))
 
@@ -144,9 +145,14 @@ def _rooted(schema: Any, root: Mapping[str, Any], tool: Tool) -> dict[str, Any]:
     if tool.strict and (schema is False or _refers_elsewhere(found)):
         raise InvalidRequest(
             f"the tool '{tool.name}' is strict, but its parameters refer to more than $defs",
-            param="tools",
+            param=tool.param or "tools",
         )
     return {**found, **defined}
+
+
+def _pointer(key: str) -> str:
+    spelled = key.replace("~", "~0").replace("/", "~1")
+    return f"#/properties/{spelled}"
 
 
 def _refers_elsewhere(schema: Mapping[str, Any]) -> bool:
@@ -156,7 +162,7 @@ def _refers_elsewhere(schema: Mapping[str, Any]) -> bool:
     )
 
 
-def _anything(surface: Surface, spelling: TagSpelling, name: str) -> str:
+def _anything(surface: Surface, spelling: TagSpelling, tool: Tool, name: str) -> str:
     """Any parameters at all."""
     any_name = "/[A-Za-z0-9_.-]{1,64}/"
     head, tail = spelling.text.split("{}")
@@ -164,7 +170,7 @@ def _anything(surface: Surface, spelling: TagSpelling, name: str) -> str:
     as_text = f"{quote(tail)} {spelling.any_text(surface, f'{name}_text')}"
     if not spelling.tells_kind:
         return surface.rule(f"{name}_any", f"{quote(head)} {any_name} {as_text}") + "*"
-    value = surface.schema({})
+    value = surface.schema({}, tool)
     as_value = f"{quote(json_tail)} {spelling.after(value)}"
     element = f"{quote(head)} {any_name} ({as_text} | {as_value})"
     return surface.rule(f"{name}_any", element) + "*"

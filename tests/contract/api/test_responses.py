@@ -273,9 +273,10 @@ NO_SCHEMA = {"type": "object", "properties": {"x": {"type": "nonsense"}}}
         ({"text": {"format": {"type": "json_schema", "name": "n", "schema": NO_SCHEMA}}},
          "text.format.schema"),
         ({"tools": [{"type": "function", "name": "f", "parameters": NO_SCHEMA, "strict": True}],
-          "tool_choice": "required"}, "tools"),
+          "tool_choice": "required"}, "tools.0.parameters"),
         ({"tools": [{"type": "custom", "name": "n", "format": {
-            "type": "grammar", "syntax": "regex", "definition": "[a-"}}]}, "tools"),
+            "type": "grammar", "syntax": "regex", "definition": "[a-"}}]},
+             "tools.0.format.definition"),
         ({"tools": [{"type": "function", "name": "f", "more": 1}]}, "tools.0.more"),
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs.messages"),
     ],

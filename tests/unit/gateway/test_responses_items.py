@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from finback.services.gateway.query_values import typed
 from finback.services.gateway.responses_items import items_of
 from finback.services.gateway.responses_sealed import Seals
-from finback.services.gateway.responses_tools import answer_grammar, tool_choice_of, tools_of
+from finback.services.gateway.responses_tools import tool_choice_of, tools_of
 from finback.services.gateway.responses_turns import turns_of
 from finback.shared.codec.dialogue import Turn
 from finback.shared.errors import InvalidRequest, ServingError
@@ -235,22 +235,6 @@ def test_tool_choices() -> None:
         assert caught.value.param == param
     with pytest.raises(InvalidRequest):
         tool_choice_of("required", (), is_parallel=True)
-
-
-def test_formats() -> None:
-    assert answer_grammar(None) is None and answer_grammar({"type": "text"}) is None
-    made = answer_grammar({"type": "json_schema", "name": "n", "schema": {"type": "object"}})
-    assert made is not None and made.kind == "json_schema"
-    for wrong, param in (
-        ({"type": "xml"}, "text.format.type"),
-        ({"type": "json_schema", "name": "n"}, "text.format.schema"),
-        ({"type": "json_schema", "schema": {}}, "text.format.name"),
-        ({"type": "json_schema", "json_schema": {"name": "n"}}, "text.format.json_schema"),
-        ({"type": "json_object", "schema": {}}, "text.format.schema"),
-    ):
-        with pytest.raises(InvalidRequest) as caught:
-            answer_grammar(wrong)
-        assert caught.value.param == param
 
 
 def test_sealed_thoughts_are_for_one_tenant_and_one_cluster() -> None:

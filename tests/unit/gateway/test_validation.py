@@ -5,7 +5,6 @@ from typing import Any
 import pytest
 
 from finback.services.gateway.chat_schema import ChatRequest
-from finback.services.gateway.grammar import grammar_of
 from finback.services.gateway.sampling import choice_seed
 from finback.services.gateway.schema import CompletionRequest
 from finback.services.gateway.validation import check
@@ -127,60 +126,6 @@ def test_suffix_is_refused() -> None:
     with pytest.raises(InvalidRequest) as caught:
         check({"model": "m", "prompt": "a", "suffix": "b"}, CompletionRequest)
     assert caught.value.param == "suffix"
-
-
-@pytest.mark.parametrize(
-    ("fields", "kind"),
-    [
-        ({}, None),
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, "json_object"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}},
-         "json_schema"),
-        ({"structured_outputs": {"regex": "a+"}}, "regex"),
-        ({"structured_outputs": {"choice": ["a", "b"]}}, "choice"),
-        ({"structured_outputs": {"json": {"type": "object"}}}, "json_schema"),
-        ({"structured_outputs": {"json": '{"type":"object"}'}}, "json_schema"),
-        ({"structured_outputs": {"grammar": "start: A"}}, "lark"),
-        ({"structured_outputs": {"json_object": True}}, "json_object"),
-        ({"structured_outputs": {"regex": None}}, None),
-    ],
-)  # fmt: skip
-def test_grammars(fields: dict[str, Any], kind: str | None) -> None:
-    found = grammar_of(chat(**fields))
-    assert (None if found is None else found.kind) == kind
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"response_format": {"type": "xml"}}, "response_format.type"),
-        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
-         "response_format.json_schema.name"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a b"}}},
-         "response_format.json_schema.name"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": 5}}},
-         "response_format.json_schema.schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schemas": {}}}},
-         "response_format.json_schema.schemas"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"name": "n", "strict": 1}}},
-         "response_format.json_schema.strict"),
-        ({"response_format": {"type": "json_object", "schema": {}}}, "response_format.schema"),
-        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
-        ({"structured_outputs": {"choice": []}}, "structured_outputs.choice"),
-        ({"structured_outputs": {"json": "{"}}, "structured_outputs.json"),
-        ({"structured_outputs": {"other": "x"}}, "structured_outputs.other"),
-        ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
-        ({"structured_outputs": {"regex": "a"}, "response_format": {"type": "json_object"}},
-         "structured_outputs"),
-        ({"structured_outputs": {"regex": "a" * 300_000}}, "structured_outputs"),
-    ],
-)  # fmt: skip
-def test_bad_grammars(fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequest) as caught:
-        grammar_of(chat(**fields))
-    assert caught.value.param == param
 
 
 def test_choices_have_seeds_of_their_own() -> None:
