@@ -54,6 +54,7 @@ class Vocabulary:
     def bitmask(self, matcher: LLMatcher) -> bytes:
         """Tokens allowed next: int32 LE [ceil(vocab / 32)]; an end token exactly if accepting."""
         mask = bytearray(matcher.compute_bitmask()[: self.bitmask_bytes])
+        mask += bytes(self.bitmask_bytes - len(mask))  # logits that no token belongs to
         is_accepting = matcher.is_accepting()
         for token_id in self.eos_ids:
             bit = 1 << (token_id & 7)

@@ -66,6 +66,7 @@ def test_a_hugging_face_tokenizer_with_padded_logits() -> None:
     assert vocabulary.bitmask_bytes == 40
     spec = GrammarSpec(kind="regex", text="ab|<tool>|<\\|im_start\\|>")
     matcher = compile_grammar(vocabulary, spec, "").start.deep_copy()
+    assert len(vocabulary.bitmask(matcher)) == vocabulary.bitmask_bytes
     assert allowed(vocabulary, matcher) == sorted([ord("a"), 256, ord("<"), 259])
     assert matcher.consume_token(256)
     assert allowed(vocabulary, matcher) == [END]
