@@ -1,4 +1,4 @@
-"""What operators ask: stats, forget, pin, unpin, evict, verify."""
+"""What operators ask: stats, pin, unpin, evict, verify, export, import."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,10 +7,11 @@ from typing import Final
 import anyio.lowlevel
 
 from finback.services.cache.block_endpoints import BlockEndpoints
+from finback.services.cache.block_names import hashes_of
 from finback.services.cache.file_admin import FileAdmin
 from finback.services.cache.retention import traffic_class
 from finback.services.cache.slots import SlotKey
-from finback.services.cache.store import KvStore, check_salt, hashes_of, tenant_digest
+from finback.services.cache.store import KvStore
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.errors import InvalidRequest
@@ -21,8 +22,6 @@ from finback.shared.wire.messages.cache_admin import (
     EvictRequest,
     ExchangeReply,
     ExportRequest,
-    ForgetReply,
-    ForgetRequest,
     ImportRequest,
     PinInfo,
     PinReply,
@@ -59,7 +58,6 @@ class AdminEndpoints:
         """Answer from now on."""
         for verb, request_type, handler in (
             ("stats", StatsRequest, self._on_stats),
-            ("forget", ForgetRequest, self._on_forget),
             ("pin", PinRequest, self._on_pin),
             ("unpin", UnpinRequest, self._on_unpin),
             ("evict", EvictRequest, self._on_evict),
@@ -120,7 +118,7 @@ class AdminEndpoints:
             num_held = self._store.num_held(salt, hashes)
             yield PinInfo(name=name, salt=salt, num_blocks=len(hashes), num_held=num_held)
 
-    # --- forget, pin, evict
+    # --- files, pin, evict
 
     async def _on_export(self, call: Call[ExportRequest]) -> ExchangeReply:
         request = call.message
@@ -142,33 +140,6 @@ class AdminEndpoints:
             min(retention_s, config.cache_retention_max_s),
         )
         return ExchangeReply(num_blocks=len(hashes), salt=salt, hashes=b"".join(hashes))
-
-    async def _on_forget(self, call: Call[ForgetRequest]) -> ForgetReply:
-        request = call.message
-        if not (request.is_all or request.salt or request.hashes or request.tenant is not None):
-            raise InvalidRequest("say whom or what to forget", param="tenant")
-        keys = set(self._chosen(request))
-        num_host = 0
-        while keys:
-            part = [keys.pop() for _ in range(min(_BATCH, len(keys)))]
-            num_host += self._store.give_up(part, "forgotten")
-            await anyio.lowlevel.checkpoint()
-        return ForgetReply(num_host=num_host, num_files=await self._files.forget(request))
-
-    def _chosen(self, request: ForgetRequest) -> Iterator[SlotKey]:
-        index = self._book.index
-        if request.is_all:
-            yield from [key for _, key in index.items()]
-        if request.tenant is not None:
-            yield from index.tenant(tenant_digest(request.tenant))
-        if request.salt and not request.hashes:
-            check_salt(request.salt)
-            yield from index.salt(request.salt)
-        if request.hashes:
-            hashes = set(hashes_of(request.salt or "any", request.hashes))
-            for (salt, _, digest), key in list(index.items()):
-                if digest in hashes and request.salt in ("", salt):
-                    yield key
 
     async def _on_pin(self, call: Call[PinRequest]) -> PinReply:
         request = call.message

@@ -7,14 +7,16 @@ from typing import Final
 import anyio
 
 from finback.services.cache.arena import check_range
+from finback.services.cache.block_names import hashes_of
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.forgotten import Forgotten
 from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
 from finback.services.cache.offers import Offers
 from finback.services.cache.promotion import Promotion
 from finback.services.cache.retention import block_kind
 from finback.services.cache.slots import SlotKey
-from finback.services.cache.store import Found, KvStore, hashes_of
+from finback.services.cache.store import Found, KvStore
 from finback.services.cache.tallies import Tallies
 from finback.services.cache.write_back import WriteBack
 from finback.shared.actor.endpoint import Call
@@ -49,8 +51,9 @@ class BlockEndpoints:
         self._metrics = service.metrics
         self.tallies = Tallies(service.metrics)
         self.reader = ArenaReader(store.arena.folder)
-        self._promotion = Promotion(service, store, tier)
-        self._write_back = WriteBack(service, store, tier, self.reader)
+        self.forgotten = Forgotten()
+        self._promotion = Promotion(service, store, tier, self.forgotten)
+        self._write_back = WriteBack(service, store, tier, self.reader, self.forgotten)
         self._offers = Offers(service, store.arena, self.found_corrupt)
 
     async def start(self) -> None:

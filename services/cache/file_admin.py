@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
+from finback.services.cache.block_names import hashes_of, tenant_digest
 from finback.services.cache.file_tier import FileTier
 from finback.services.cache.segments.record import Miss
-from finback.services.cache.store import hashes_of, tenant_digest
 from finback.shared.clock import unix_s
 from finback.shared.errors import InvalidRequest, NotFound, ServingError, Unavailable
 from finback.shared.wire.messages.cache_admin import ForgetRequest, TierUsage, VerifyReply
@@ -118,9 +118,7 @@ class FileAdmin:
             except (OSError, ServingError) as error:
                 return error
 
-        salt, hashes = _told(await self._asked(ask), path)
-        self._tier.stored(salt, hashes)
-        return salt, hashes
+        return _told(await self._asked(ask), path)
 
     async def _asked(self, ask: Callable[["SegmentStore"], T]) -> T:
         found = await self._tier.call(ask, timeout_s=_VERIFY_S)

@@ -203,7 +203,7 @@ class FileTier:
                 await to_thread.run_sync(store.close, abandon_on_cancel=True)
 
     def _found(self, salt: str, hashes: list[bytes]) -> None:
-        """Told by the store, in a worker thread: another writer's blocks can be read."""
+        """Told by the store, in a worker thread: these blocks can be read."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self.stored, salt, hashes)
 

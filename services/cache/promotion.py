@@ -13,11 +13,13 @@ from typing import TYPE_CHECKING, Final
 
 import anyio
 
+from finback.services.cache.block_names import tenant_digest
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.forgotten import Forgotten
 from finback.services.cache.kept import Now
 from finback.services.cache.retention import CLASSES
 from finback.services.cache.slots import SlotKey, block_name
-from finback.services.cache.store import KvStore, tenant_digest
+from finback.services.cache.store import KvStore
 from finback.shared.actor.service import Service
 from finback.shared.errors import ServingError
 from finback.shared.lanes.arena_format import BlockKind, BlockLabel, TrafficClass
@@ -48,8 +50,11 @@ class Load:
 class Promotion:
     """Brings blocks from the file tier into the arena."""
 
-    def __init__(self, service: Service, store: KvStore, tier: FileTier) -> None:
+    def __init__(
+        self, service: Service, store: KvStore, tier: FileTier, forgotten: Forgotten
+    ) -> None:
         self._service = service
+        self.forgotten = forgotten
         self._store = store
         self._tier = tier
         self._writer = ArenaWriter(store.arena.folder)
@@ -106,6 +111,13 @@ class Promotion:
 
     async def _bring(self, salt: str, hashes: list[bytes]) -> dict[bytes, str]:
         """Why each block did not come; empty for those that did."""
+        mark = self.forgotten.begin()
+        try:
+            return await self._bring_since(mark, salt, hashes)
+        finally:
+            self.forgotten.end(mark)
+
+    async def _bring_since(self, mark: int, salt: str, hashes: list[bytes]) -> dict[bytes, str]:
         records = await self._tier.call(lambda store: store.find(salt, hashes))
         if records is None:
             return dict.fromkeys(hashes, "slow")
@@ -113,24 +125,25 @@ class Promotion:
         self._tier.gone(salt, sorted(set(hashes) - {record.hash for record in found}))
         reasons = dict.fromkeys(hashes, "absent")
         reasons.update(dict.fromkeys((record.hash for record in found), "busy"))
-        if not found or self._is_closed:
-            return reasons
         now = self._store.clocks.now()
+        labels = [_label(record, now) for record in found]
+        labels = [label for label in labels if not self.forgotten.is_label_void(mark, label)]
+        if not labels or self._is_closed:
+            return reasons
         lease_id = secrets.token_hex(16)
-        slots = self._reserve(lease_id, found, now)
+        slots = self._reserve(lease_id, labels, max(record.length for record in found), now)
         job = _Job(self, lease_id, slots, [r for r in found if r.hash in slots])
         if job.records:
             reasons.update(await job.run(self._tier))
         return reasons
 
     def _reserve(
-        self, lease_id: str, records: "list[BlockRecord]", now: Now
+        self, lease_id: str, labels: list[BlockLabel], num_bytes: int, now: Now
     ) -> dict[bytes, SlotKey]:
-        labels = [_label(record, now) for record in records]
         return self._store.reserve_known(
             lease_id,
             labels,
-            max(record.length for record in records),
+            num_bytes,
             owner=self._service.instance,
             owner_epoch=self._service.epoch,
             now=now,

@@ -14,6 +14,7 @@ from finback.services.cache.block_endpoints import BlockEndpoints
 from finback.services.cache.elsewhere import Elsewhere
 from finback.services.cache.file_admin import FileAdmin
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.forget_endpoint import ForgetEndpoint
 from finback.services.cache.holdings import Holdings
 from finback.services.cache.kept import Now
 from finback.services.cache.store import KvStore
@@ -84,6 +85,7 @@ class CacheService(Service):
             await KvSubscriber(self, elsewhere.open_view).start()
         files = FileAdmin(self._tier)
         await AdminEndpoints(self, self.store, self._blocks, files).start()
+        await ForgetEndpoint(self, self.store, files, self._blocks.forgotten).start()
         lost = self.subjects.event("supervisor", "instance-lost")
         await self.listen(lost, InstanceLost, self._on_instance_lost)
         self.spawn(self._tick)

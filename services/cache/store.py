@@ -6,7 +6,6 @@ Synchronous and quick: microseconds a block, no file is touched but the mapped a
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from hashlib import blake2b
 from typing import Final
 
 from finback.services.cache.arena import (
@@ -17,9 +16,14 @@ from finback.services.cache.arena import (
     check_range,
     lease_id_of,
 )
+from finback.services.cache.block_names import (
+    MAX_READ,
+    checked_hashes,
+    hashes_of,
+    tenant_digest,
+)
 from finback.services.cache.clocks import Clocks
 from finback.services.cache.elsewhere import Elsewhere
-from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
 from finback.services.cache.pin_book import Pin, PinBook
 from finback.services.cache.retention import (
@@ -39,9 +43,8 @@ from finback.services.cache.store_policy import (
 )
 from finback.services.cache.top_prefixes import TopPrefixes
 from finback.shared.actor.fence import Fence
-from finback.shared.errors import InvalidRequest, Unavailable
+from finback.shared.errors import Unavailable
 from finback.shared.lanes.arena_format import (
-    MAX_SALT_BYTES,
     BlockKind,
     BlockLabel,
     SlotHeader,
@@ -51,8 +54,6 @@ from finback.shared.lanes.arena_format import (
 from finback.shared.wire.messages.cache import CommitRequest
 from finback.shared.wire.messages.cache_store import ReadRequest, StoreReply, StoreRequest
 
-MAX_LOOKUP: Final = 65_536  # hashes in one lookup
-MAX_READ: Final = 64  # hashes in one read
 _MAX_U32: Final = 2**32 - 1
 
 
@@ -88,7 +89,7 @@ class KvStore:
         """Slots for those blocks that are worth keeping and not kept yet."""
         kind = block_kind(request.kind)
         class_ = traffic_class(request.traffic_class)
-        hashes = _hashes(request.salt, request.hashes, MAX_BLOCKS)
+        hashes = checked_hashes(request.salt, request.hashes, MAX_BLOCKS)
         check_range("payload_bytes", request.payload_bytes, 1, MAX_BLOCK_BYTES)
         check_range("lease_ms", request.lease_ms, *LEASE_MS)
         check_range("first_block", request.first_block, 0, _MAX_U32 - MAX_BLOCKS)
@@ -291,7 +292,7 @@ class KvStore:
         `is_again`: the same read was tried before.
         """
         kind = block_kind(request.kind)
-        hashes = _hashes(request.salt, request.hashes, MAX_READ)
+        hashes = checked_hashes(request.salt, request.hashes, MAX_READ)
         check_range("lease_ms", request.lease_ms, *LEASE_MS)
         num_found = self.leading_run(request.salt, hashes, kind, now)
         lease = self._book.lease(
@@ -443,30 +444,3 @@ class KvStore:
         self._epochs[owner] = max(newest, epoch)
         if not self._fence.admit(request_id, attempt):
             raise Unavailable("superseded by a later attempt", reason="superseded")
-
-
-def tenant_digest(tenant: str) -> bytes:
-    """What a slot's header says of whom it belongs to, 16 bytes."""
-    return blake2b(tenant.encode(), digest_size=16, person=b"finback-tenant").digest()
-
-
-def check_salt(salt: str) -> None:
-    """InvalidRequest unless it can be a block's salt."""
-    if not 0 < len(salt.encode()) <= MAX_SALT_BYTES:
-        raise InvalidRequest(f"salt must have 1 to {MAX_SALT_BYTES} bytes", param="salt")
-
-
-def _hashes(salt: str, hashes: bytes, limit: int) -> list[bytes]:
-    check_salt(salt)
-    try:
-        found = split_hashes(hashes)
-    except ValueError as error:
-        raise InvalidRequest(str(error), param="hashes") from None
-    if not 0 < len(found) <= limit:
-        raise InvalidRequest(f"hashes must be 1 to {limit}, not {len(found)}", param="hashes")
-    return found
-
-
-def hashes_of(salt: str, hashes: bytes) -> list[bytes]:
-    """The hashes of a lookup, checked."""
-    return _hashes(salt, hashes, MAX_LOOKUP)

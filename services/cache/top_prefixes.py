@@ -1,5 +1,6 @@
 """Which prefixes are read most. Bounded: the rarest makes room for a new one. Pure."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +37,11 @@ class TopPrefixes:
             found = self._counts[salt, digest] = PrefixCount(num_reads, 0)
         found.num_reads += 1
         found.num_blocks = max(found.num_blocks, num_blocks)
+
+    def forget(self, is_forgotten: Callable[[str, bytes], bool]) -> None:
+        """Let go of what is to be forgotten."""
+        for name in [name for name in self._counts if is_forgotten(*name)]:
+            del self._counts[name]
 
     def top(self, limit: int) -> list[tuple[str, bytes, PrefixCount]]:
         """The most read ones first."""

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Final
 import anyio
 
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.forgotten import Forgotten
 from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import KvStore
+from finback.services.cache.write_batch import WriteBatch
 from finback.shared.actor.service import Service
 from finback.shared.lanes.arena_format import BlockKind, SlotHeader, SlotState
-from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.shm import ArenaReader
 from finback.shared.lanes.ticket import Ticket
 
 if TYPE_CHECKING:
     from finback.services.cache.segments.record import BlockRecord
-    from finback.services.cache.segments.store import SegmentStore
 
 MAX_WAITING: Final = 4096  # blocks
 _BATCH: Final = 8
@@ -31,12 +31,18 @@ class WriteBack:
     """The queue of blocks to be written, and its one writer."""
 
     def __init__(
-        self, service: Service, store: KvStore, tier: FileTier, reader: ArenaReader
+        self,
+        service: Service,
+        store: KvStore,
+        tier: FileTier,
+        reader: ArenaReader,
+        forgotten: Forgotten,
     ) -> None:
         self._service = service
         self._store = store
         self._tier = tier
         self._reader = reader
+        self._forgotten = forgotten
         self._waiting: deque[tuple[SlotKey, int]] = deque()
         self._wake = anyio.Event()
 
@@ -54,7 +60,7 @@ class WriteBack:
             if not self._is_wanted(header):
                 continue
             if len(self._waiting) >= MAX_WAITING:
-                self._service.metrics.count("finback.cache.write_backs", outcome="dropped")
+                self._count("dropped")
                 continue
             self._waiting.append((key, header.generation))
         self._wake.set()
@@ -84,16 +90,23 @@ class WriteBack:
         jobs = [job for job in (self._job(*self._waiting.popleft()) for _ in range(num)) if job]
         if not jobs:
             return
-        outcomes = await self._tier.call(lambda store: self._write(store, jobs))
-        for (ticket, record), outcome in zip(jobs, outcomes or (), strict=False):
-            self._service.metrics.count("finback.cache.write_backs", outcome=outcome)
-            if outcome == "written":
-                self._tier.stored(record.salt, [record.hash])
-            elif outcome == "corrupt":
-                self._store.drop_corrupt(record.salt, record.hash, ticket.generation)
-                self._service.log.warning("a block was damaged before it was written to files")
+        with WriteBatch(jobs, self._reader, self._forgotten) as batch:
+            outcomes = await self._tier.call(batch.write)
+            for (ticket, record), outcome in zip(jobs, outcomes or (), strict=False):
+                self._done(ticket, record, outcome, batch)
         if outcomes is None:
-            self._service.metrics.count("finback.cache.write_backs", len(jobs), outcome="failed")
+            self._count("failed", len(jobs))
+
+    def _done(self, ticket: Ticket, record: "BlockRecord", outcome: str, batch: WriteBatch) -> None:
+        if outcome == "written" and batch.is_void(record):
+            outcome = "forgotten"
+        self._count(outcome)
+        if outcome == "corrupt":
+            self._store.drop_corrupt(record.salt, record.hash, ticket.generation)
+            self._service.log.warning("a block was damaged before it was written to files")
+
+    def _count(self, outcome: str, number: int = 1) -> None:
+        self._service.metrics.count("finback.cache.write_backs", number, outcome=outcome)
 
     def _job(self, key: SlotKey, generation: int) -> "tuple[Ticket, BlockRecord] | None":
         book = self._store.arena.book
@@ -102,7 +115,7 @@ class WriteBack:
         header = book.header(key)
         label = header.label
         if header.state is not SlotState.KEPT or header.generation != generation or label is None:
-            self._service.metrics.count("finback.cache.write_backs", outcome="given_up")
+            self._count("given_up")
             return None
         from finback.services.cache.segments.record import BlockRecord
 
@@ -119,15 +132,3 @@ class WriteBack:
             first_block=label.block_index,
         )
         return self._store.arena.ticket(key), record
-
-    def _write(self, store: "SegmentStore", jobs: "list[tuple[Ticket, BlockRecord]]") -> list[str]:
-        """In a worker thread: copy, compare, append."""
-        outcomes = []
-        for ticket, record in jobs:
-            try:
-                payload = self._reader.read_now(ticket)
-            except CorruptData as error:
-                outcomes.append("corrupt" if error.reason == "checksum" else "given_up")
-                continue
-            outcomes.append("written" if store.put(record, payload) else "refused")
-        return outcomes

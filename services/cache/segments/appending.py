@@ -46,6 +46,8 @@ class Appending:
         kept = hidden(record, header)
         state.run(lambda: self._add(kept, place, is_packed=header.flags != 0))
         state.count("stored")
+        # Told under the lock under which removals are: who hears both hears them in their order.
+        state.options.on_found(record.salt, [record.hash])
         return True
 
     def append(self, record: BlockRecord, payload: memoryview) -> tuple[Place, RecordHeader]:
