@@ -6,7 +6,7 @@ or when its heartbeats stay out and it does not answer a ping either.
 
 import asyncio
 from collections.abc import Callable, Iterator
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from finback.services.gateway.generation import Choice, Generation, Lost
 from finback.shared.actor.bus import Bus, Message
@@ -44,9 +44,11 @@ PREFILL_CHECK_S: Final = 1.0
 # A row can get lost with the end in it; after this much silence the sequence is asked for.
 SILENCE_S: Final = 2.0
 COMMAND_TIMEOUT_S: Final = 1.0
+DAMAGED_TRIES: Final = 3
 CANCEL_TRIES: Final = 30
 
 Spawn = Callable[..., None]
+T = TypeVar("T")
 
 
 class Desk:
@@ -93,6 +95,10 @@ class Desk:
         except WireError as error:
             self.metrics.count("finback.gateway.bad_batches")
             self.log.warning("dropped", instance=decode, error=error.public_message)
+            # It may have been the last one, behind which no gap would show.
+            for generation in self._placed_at(decode):
+                if generation.is_accepted:
+                    self._resume_all(generation)
             return
         self._heard_s[decode] = monotonic_s()
         ended = [
@@ -147,7 +153,7 @@ class Desk:
             offset=choice.num_received,
         )
         try:
-            reply = await self._ask_decode(decode, "resume", request, ResumeReply)
+            reply = await self._resumed(decode, request)
         except ServingError as error:
             self.log.warning("resume failed", instance=decode, error=error.public_message)
             return
@@ -165,6 +171,16 @@ class Desk:
             if reply.row.end is not None:
                 key = (generation.request_id, choice.index, attempt)
                 await self._acknowledge(decode, (key,))
+
+    async def _resumed(self, decode: str, request: ResumeRequest) -> ResumeReply:
+        """The answer; one that was damaged on its way is asked for again. Raises `ServingError`."""
+        for _ in range(DAMAGED_TRIES - 1):
+            try:
+                return await self._ask_decode(decode, "resume", request, ResumeReply)
+            except WireError as error:
+                self.metrics.count("finback.gateway.bad_replies")
+                self.log.warning("asked again", instance=decode, error=error.public_message)
+        return await self._ask_decode(decode, "resume", request, ResumeReply)
 
     async def on_failed(self, failed: PrefillFailed) -> None:
         """Prefill could not complete a prompt."""
@@ -254,7 +270,7 @@ class Desk:
                 return
         self.log.error("cancel was never acknowledged", instance=instance)
 
-    async def _ask_decode(self, decode: str, verb: str, message: Any, reply_type: type[Any]) -> Any:
+    async def _ask_decode(self, decode: str, verb: str, message: Any, reply_type: type[T]) -> T:
         return await self.client.call(
             self.subjects.instance("decode", decode, verb),
             message,
