@@ -13,8 +13,12 @@ from typing import Any
 
 import pytest
 
+from finback.services.cache.slots import size_class
 from finback.services.router.service import Router
+from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.kv import kv_follower
+from finback.shared.kv.stored_block import geometry_of, payload_bytes
+from finback.shared.lanes.arena_format import PAGE, SLOT_HEADER_BYTES
 from finback.shared.wire.messages.kv import KvEvents
 from support.kept_stack import BLOCK_SIZE, KeptStack, prompt_of, undisturbed
 from support.nats_server import NatsServer
@@ -161,3 +165,33 @@ async def router_of(nest: Nest) -> Router:
     service = await nest.start(Router)
     assert isinstance(service, Router)
     return service
+
+
+@pytest.mark.parametrize("num_slots", [0, 2])
+async def test_an_arena_too_small_for_one_prompt(
+    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, num_slots: int
+) -> None:
+    """What has no room takes another lane or is computed again; the beginning is kept."""
+    async with stack(nats_server, subject_prefix, tmp_path) as (nest, gateway):
+        made = KeptStack(nest, gateway)
+        one = made_of(await made.worker("prefill", "decode"))
+        # Smaller than any setting allows, as the model is.
+        nest.config = dataclasses.replace(nest.config, arena_bytes=2 * PAGE + num_slots * one)
+        await made.start_cache()
+        for roles in (("prefill", "decode"), ("prefill",)):
+            first = await made.worker(*roles)
+            second = first if len(roles) == 2 else await made.worker("decode")
+            for _ in range(2):
+                generation = await made.generate(PROMPT, first, second)
+                assert generation.tokens == undisturbed(PROMPT)
+        await until(lambda: made.cache.metrics.value("finback.cache.not_stored", reason="full") > 0)
+        await made.settle()
+        assert min(1, num_slots) <= made.cache.arena.counts().num_kept <= num_slots
+        for host in made.workers:
+            await host.engine.stop()
+
+
+def made_of(host: WorkerHost) -> int:
+    """Bytes of the arena that one block takes."""
+    length = payload_bytes(geometry_of(host.engine.cache_spec))
+    return size_class(length) + SLOT_HEADER_BYTES
