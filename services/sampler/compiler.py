@@ -4,7 +4,6 @@ The engine bounds its own work by fuel (lexing, items, states, size). What fuel 
 and memory, is bounded from outside: the process is killed (`worker_pool`).
 """
 
-import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,6 +11,7 @@ from typing import Final
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from finback.services.sampler.engine_faults import readable
 from finback.services.sampler.grammar_source import Source, is_exact, param_of, read_source
 from finback.services.sampler.worker_memory import allocated_bytes
 from finback.shared.errors import InvalidRequest
@@ -150,18 +150,9 @@ def _check(spec: GrammarSpec, matcher: LLMatcher) -> None:
     if not problem and is_exact(spec):
         problem = "; ".join(matcher.get_grammar_warnings())
     if problem:
+        told, construct = readable(spec, problem)
         raise InvalidRequest(
-            f"the {spec.kind} cannot be used: {_shown(problem)}",
+            f"the {spec.kind} cannot be used: {told}",
             param=param_of(spec.kind),
-            reason=_construct(problem),
+            reason=construct,
         )
-
-
-def _construct(problem: str) -> str:
-    """The line of an engine's message that names what it could not take."""
-    found = re.search(r"^error: (.+)$", problem, re.MULTILINE)
-    return (found.group(1) if found else problem.strip().splitlines()[0])[:200]
-
-
-def _shown(problem: str) -> str:
-    return re.sub(r"\s*<(?:state|non-verbose)[/>].*", "", problem, flags=re.DOTALL).strip()[:1000]
