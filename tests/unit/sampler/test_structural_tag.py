@@ -3,7 +3,6 @@
 import json
 from typing import Any, Final
 
-import jsonschema
 import pytest
 
 from finback.services.sampler.compiler import Vocabulary, compile_grammar
@@ -11,6 +10,7 @@ from finback.services.sampler.grammar_source import read_source
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 from support.grammar_walk import Walk, vocabulary
+from support.structured import islands
 
 PLACE: Final = {
     "type": "object",
@@ -39,29 +39,6 @@ def walk(engine: Vocabulary) -> Walk:
 
 def spec(tag: Any, strictness: str = "strict") -> GrammarSpec:
     return GrammarSpec(kind="structural_tag", text=json.dumps(tag), strictness=strictness)
-
-
-def islands(text: str, tag: Any) -> list[Any]:
-    """Values of the islands of a whole answer, found without the engine; raises for a broken one."""
-    found: list[Any] = []
-    at = 0
-    while True:
-        hits = [(text.find(t, at), t) for t in tag["triggers"] if text.find(t, at) >= 0]
-        if not hits:
-            return found
-        start, trigger = min(hits)
-        fits = [
-            s for s in tag["structures"]
-            if s["begin"].startswith(trigger) and text.startswith(s["begin"], start)
-        ]  # fmt: skip
-        assert len(fits) == 1, text
-        inside = start + len(fits[0]["begin"])
-        value, used = json.JSONDecoder().raw_decode(text[inside:])
-        jsonschema.validate(value, fits[0]["schema"])
-        at = inside + used
-        assert text.startswith(fits[0]["end"], at), text
-        at += len(fits[0]["end"])
-        found.append(value)
 
 
 @pytest.mark.parametrize(
