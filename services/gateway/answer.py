@@ -12,8 +12,10 @@ from finback.services.gateway.answer_events import ChoiceEvent, Output, Usage
 from finback.services.gateway.choice_text import ChoiceText, Reading
 from finback.services.gateway.desk import Desk
 from finback.services.gateway.generation import Choice, Generation
+from finback.services.gateway.guarded_choice import Guard, GuardedChoice
 from finback.services.gateway.parsed_text import ParsedText, RawText
 from finback.services.gateway.ticker import Ticker
+from finback.services.gateway.whole_answers import WholeAnswers
 from finback.shared.clock import monotonic_s
 from finback.shared.codec.answer_text import AnswerText
 from finback.shared.codec.tokenizer import Tokenizer
@@ -37,10 +39,12 @@ class Answer:
         notify: asyncio.Event,
         output: Output | None = None,
         has_token_ids: bool = False,
+        own_stop_ids: frozenset[int] = frozenset(),
     ) -> None:
         """`output`: how the text of a choice is parsed; None leaves it as it is.
 
         `has_token_ids`: events bring ids, those of tokens without text of their own too.
+        `own_stop_ids`: the caller's, which ends an answer kept to a grammar only where that may end.
         """
         self.generations = generations
         self._desk = desk
@@ -54,6 +58,10 @@ class Answer:
         self._stops = stops
         self._notify = notify
         self._output = output
+        has_stops = bool(stops or own_stop_ids)
+        self._is_guarded = has_stops and any(made.spec.grammar for made in generations)
+        self._own_stop_ids = own_stop_ids
+        self._whole = WholeAnswers(desk)
         self._texts = [self._new_texts(at, made) for at, made in enumerate(generations)]
         # What turning ids into text took, and how many events it made.
         self.busy_ns = 0
@@ -98,6 +106,7 @@ class Answer:
                     yield []
         finally:
             ticker.stop()
+            await self._unguard()
 
     async def usage(self) -> Usage:
         """The counts, once all choices have ended."""
@@ -116,27 +125,59 @@ class Answer:
         )
 
     def _collect(self) -> list[ChoiceEvent]:
-        events = []
+        events: list[ChoiceEvent] = []
         for at, generation in enumerate(self.generations):
             for text in self._texts[at]:
+                if isinstance(text, GuardedChoice) and text.is_in_doubt:
+                    self._keep(text.settle(), events)
+                    if text.is_in_doubt:
+                        continue
                 if not text.choice.waiting:
                     continue
                 piece = generation.take(text.choice)
                 if piece is None or text.is_told:
                     continue
-                event = text.push(piece)
-                if event is not None:
-                    events.append(event)
-                    self._num_untold -= event.finish_reason is not None
+                self._keep(text.push(piece), events)
                 self._took.append((generation, text.choice))
         return events
 
+    def _keep(self, event: ChoiceEvent | None, events: list[ChoiceEvent]) -> None:
+        if event is not None:
+            events.append(event)
+            self._num_untold -= event.finish_reason is not None
+
+    async def _unguard(self) -> None:
+        for text in (text for texts in self._texts for text in texts):
+            if isinstance(text, GuardedChoice):
+                text.cancel()
+        await self._whole.close()
+
     def _new_texts(self, at: int, generation: Generation) -> list[ChoiceText]:
         first = at * len(generation.choices)
+        if self._is_guarded:
+            guard = self._guard()
+            return [
+                GuardedChoice(self._reading, generation, choice, first + choice.index, guard)
+                for choice in generation.choices
+            ]
         return [
             ChoiceText(self._reading, generation, choice, first + choice.index)
             for choice in generation.choices
         ]
+
+    def _guard(self) -> Guard:
+        return Guard(
+            verdict=self._whole.ask,
+            token_bytes=self._token_bytes,
+            encode=self._tokenizer.encode,
+            own_ids=self._own_stop_ids,
+            wake=self._notify.set,
+        )
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        """Of a token as its choice's text shows it."""
+        shown = self._output.shown if self._output is not None else {}
+        return shown.get(token_id) or self._tokenizer.token_bytes(token_id)
 
     def _is_ending(self) -> bool:
         return all(generation.is_complete for generation in self.generations)
@@ -150,16 +191,18 @@ class Answer:
     def _new_text(self, min_tokens: int) -> ParsedText | RawText:
         tokenizer, output = self._tokenizer, self._output
         if output is None:
-            return RawText(AnswerText(tokenizer, self._stops, min_tokens=min_tokens))
+            made = AnswerText[TokenLogprob](
+                tokenizer, self._stops, min_tokens=min_tokens, is_doubtful=self._is_guarded
+            )
+            return RawText(made)
         text = AnswerText[TokenLogprob](tokenizer, (), shown=output.shown)
         return ParsedText(
             text,
             output.new_parser(),
             stops=self._stops,
             min_tokens=min_tokens,
-            token_bytes=lambda token_id: (
-                output.shown.get(token_id) or tokenizer.token_bytes(token_id)
-            ),
+            token_bytes=self._token_bytes,
+            is_doubtful=self._is_guarded,
         )
 
     def _finish(

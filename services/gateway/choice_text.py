@@ -60,10 +60,16 @@ class ChoiceText:
         if delta.stop is None and end is not None:
             delta = _both(delta, self._text.finish())
         if delta.stop is not None:
-            return self._stopped(delta, end)
-        num_tokens = self._num_silent + len(piece.token_ids) // 4
+            return self._stopped(delta, delta.stop.matched, delta.stop.num_tokens, end)
         if end is not None:
+            num_tokens = self._num_silent + len(piece.token_ids) // 4
             return self._ended(delta, end, num_tokens, all_ids)
+        return self._event(delta, len(piece.token_ids) // 4, all_ids)
+
+    def _event(
+        self, delta: ParsedDelta, num_new: int, all_ids: tuple[int, ...]
+    ) -> ChoiceEvent | None:
+        num_tokens = self._num_silent + num_new
         if not (delta.text or delta.logprobs or delta.parts or all_ids):
             self._num_silent = num_tokens
             return None
@@ -77,24 +83,22 @@ class ChoiceText:
             token_ids=all_ids,
         )
 
-    def _stopped(self, delta: ParsedDelta, end: EndInfo | None) -> ChoiceEvent | None:
-        stop = delta.stop
-        if stop is None:
-            return None
+    def _stopped(
+        self, delta: ParsedDelta, matched: str | int, num_tokens: int, end: EndInfo | None = None
+    ) -> ChoiceEvent:
+        """Something of the caller's ended the choice behind so many tokens."""
         known = end or EndInfo(finish_reason="stop")
         self._end = EndInfo(
             finish_reason="stop",
             num_cached_tokens=known.num_cached_tokens,
-            num_completion_tokens=stop.num_tokens,
+            num_completion_tokens=num_tokens,
             num_draft_tokens=known.num_draft_tokens,
             num_accepted_tokens=known.num_accepted_tokens,
         )
         if self._generation.finish(self.choice, self._end):
-            self.finishing = self._reading.finish(self._generation, self.choice, stop.num_tokens)
+            self.finishing = self._reading.finish(self._generation, self.choice, num_tokens)
         self.is_told = True
-        return ChoiceEvent(
-            self._index, delta.text, delta.logprobs, "stop", stop.matched, delta.parts
-        )
+        return ChoiceEvent(self._index, delta.text, delta.logprobs, "stop", matched, delta.parts)
 
     def _ended(
         self, delta: ParsedDelta, end: EndInfo, num_tokens: int, token_ids: tuple[int, ...]

@@ -27,7 +27,7 @@ from finback.shared.errors import InvalidRequest, Overloaded, ServingError, Unav
 from finback.shared.kv.cache_salt import cache_salt_of
 from finback.shared.telemetry import metrics as metric_names
 from finback.shared.telemetry import tracing
-from finback.shared.wire.messages.generate import GenerationSpec, GrammarSpec
+from finback.shared.wire.messages.generate import GenerationSpec, GrammarSpec, SamplingSpec
 from finback.shared.wire.messages.sampler import CompileReply, CompileRequest
 
 COMPILE_TIMEOUT_S: Final = 15.0
@@ -152,6 +152,11 @@ class Exchange:
         self, work: Work, grammar: GrammarSpec | None, caller: Caller, notify: asyncio.Event
     ) -> list[Generation]:
         deadline = Deadline.after(self._config.request_timeout_s)
+        samplings = work.samplings
+        if grammar is not None:
+            # The caller's stop tokens count only where the grammar may end: see `guarded_choice`.
+            own = self.own_stop_ids(work)
+            samplings = tuple(_without(sampling, own) for sampling in samplings)
         return [
             Generation(
                 GenerationSpec(
@@ -175,10 +180,15 @@ class Exchange:
                 block_hashes=prompt.block_hashes,
                 deadline=deadline,
                 notify=notify,
-                is_eager=work.is_stream or bool(work.stops),
+                is_eager=work.is_stream or bool(work.stops) or samplings != work.samplings,
             )
-            for at, (prompt, sampling) in enumerate(zip(work.prompts, work.samplings, strict=True))
+            for at, (prompt, sampling) in enumerate(zip(work.prompts, samplings, strict=True))
         ]
+
+    def own_stop_ids(self, work: Work) -> frozenset[int]:
+        """Stop tokens that are the caller's own, and not the model's ends."""
+        asked = {token_id for sampling in work.samplings for token_id in sampling.stop_token_ids}
+        return frozenset(asked - set(self.model.tokenizer.eos_ids))
 
     def pace_s(self) -> float:
         """How long a stream gathers tokens before it writes: nothing with few streams open.
@@ -220,6 +230,11 @@ def _check_ends(work: Work) -> None:
             )
 
 
+def _without(sampling: SamplingSpec, own: frozenset[int]) -> SamplingSpec:
+    left = tuple(token_id for token_id in sampling.stop_token_ids if token_id not in own)
+    return replace(sampling, stop_token_ids=left)
+
+
 class _Run:
     """The answer of one request on its way to its sink, with its times."""
 
@@ -245,6 +260,7 @@ class _Run:
             notify=self.notify,
             output=work.output,
             has_token_ids=work.has_token_ids,
+            own_stop_ids=self._exchange.own_stop_ids(work),
         )
         lifecycle = self._exchange.lifecycle
         tasks = [asyncio.create_task(lifecycle.run(generation)) for generation in generations]

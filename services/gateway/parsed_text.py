@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from finback.shared.codec.answer_text import AnswerText, StopHit
+from finback.shared.codec.doubtful_stops import DoubtfulStops
 from finback.shared.codec.output import (
     OutputEvent,
     OutputParser,
@@ -51,6 +52,16 @@ class RawText:
         found = self._text.push(token_ids, logprobs)
         return ParsedDelta((), found.text, found.logprobs, found.stop)
 
+    @property
+    def doubt(self) -> str | None:
+        """See `ParsedText`."""
+        return self._text.doubt
+
+    def decide(self, is_stop: bool) -> ParsedDelta:
+        """See `ParsedText`."""
+        found = self._text.decide(is_stop)
+        return ParsedDelta((), found.text, found.logprobs, found.stop)
+
     def finish(self) -> ParsedDelta:
         """The completion is over: whatever was held back."""
         found = self._text.finish()
@@ -68,12 +79,19 @@ class ParsedText:
         stops: Sequence[str],
         min_tokens: int,
         token_bytes: Callable[[int], bytes],
+        is_doubtful: bool = False,
     ) -> None:
-        """`text` detokenises and looks for no stops."""
+        """`text` detokenises and looks for no stops.
+
+        `is_doubtful`: a stop string waits in `doubt` until somebody decides; push single tokens.
+        """
         self.num_reasoning_tokens = 0
         self._text = text
         self._parser = parser
-        self._matcher = StopMatcher(stops) if stops else None
+        self._doubtful = DoubtfulStops(stops) if stops and is_doubtful else None
+        self._matcher = self._doubtful or (StopMatcher(stops) if stops else None)
+        # What came behind a stop string in doubt, of the same token.
+        self._stalled: list[OutputEvent] = []
         self._is_plain = isinstance(parser, PlainParser)
         self._min_tokens = min_tokens
         self._num_tokens = 0
@@ -114,8 +132,28 @@ class ParsedText:
         self._parts.extend(events)
         return self._delta(None)
 
+    @property
+    def doubt(self) -> str | None:
+        """The content from a stop string in doubt on; None: there is none."""
+        return self._doubtful.doubt if self._doubtful is not None else None
+
+    def decide(self, is_stop: bool) -> ParsedDelta:
+        """Settle the stop string in doubt; another may be in doubt then."""
+        if self._doubtful is None:
+            raise ValueError("no stop string is in doubt")
+        found = self._doubtful.decide(is_stop)
+        self._show(found.text)
+        if found.matched is not None:
+            return self._delta(StopHit(found.matched, self._num_tokens))
+        if self.doubt is None:
+            stalled, self._stalled = self._stalled, []
+            self._take(stalled)
+        return self._delta(None)
+
     def finish(self) -> ParsedDelta:
         """The completion is over: whatever was held back."""
+        if self._doubtful is not None:
+            self._doubtful.close()
         text = self._text.finish().text
         events = (*(self._parser.push(text) if text else ()), *self._parser.finish())
         matched = self._take(events)
@@ -126,11 +164,14 @@ class ParsedText:
 
     def _take(self, events: Sequence[OutputEvent]) -> str | None:
         """Keep events; the stop string that one of them completed."""
-        for event in events:
+        for at, event in enumerate(events):
             if isinstance(event, TextPart):
                 matched = self._content(event.text)
                 if matched is not None:
                     return matched
+                if self.doubt is not None:
+                    self._stalled.extend(events[at + 1 :])
+                    return None
                 continue
             self._release()
             self._waiting.skip(event.text if isinstance(event, ReasoningPart) else None)

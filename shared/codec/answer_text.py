@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from finback.shared.codec.detokenizer import Detokenizer
+from finback.shared.codec.doubtful_stops import DoubtfulStops
 from finback.shared.codec.stop_strings import StopMatcher
 from finback.shared.codec.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ class AnswerText(Generic[L]):
     the beginning of a stop string until that is decided. Logprobs wait for their text.
     """
 
-    __slots__ = ("_bytes_of", "_detokenizer", "_matcher", "_min_tokens", "_num_chars",
+    __slots__ = ("_bytes_of", "_detokenizer", "_doubtful", "_matcher", "_min_tokens", "_num_chars",
                  "_num_released", "_num_shown", "_num_tokens", "_waiting")  # fmt: skip
 
     def __init__(
@@ -50,14 +51,19 @@ class AnswerText(Generic[L]):
         *,
         min_tokens: int = 0,
         shown: Mapping[int, bytes] | None = None,
+        is_doubtful: bool = False,
     ) -> None:
-        """`shown`: control tokens that are text all the same, for whoever parses the answer."""
+        """`shown`: control tokens that are text all the same, for whoever parses the answer.
+
+        `is_doubtful`: a stop string waits in `doubt` until somebody decides; push single tokens.
+        """
         self._bytes_of = tokenizer.token_bytes
         if shown:
             token_bytes = tokenizer.token_bytes
             self._bytes_of = lambda token_id: shown.get(token_id) or token_bytes(token_id)
         self._detokenizer = Detokenizer()
-        self._matcher = StopMatcher(stops) if stops else None
+        self._doubtful = DoubtfulStops(stops) if stops and is_doubtful else None
+        self._matcher = self._doubtful or (StopMatcher(stops) if stops else None)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         # Characters decoded and characters shown so far; they differ by what is held back.
@@ -81,8 +87,23 @@ class AnswerText(Generic[L]):
                 return self._delta(shown, StopHit(matched, self._num_tokens))
         return self._delta(shown, None)
 
+    @property
+    def doubt(self) -> str | None:
+        """The text from a stop string in doubt on; None: there is none."""
+        return self._doubtful.doubt if self._doubtful is not None else None
+
+    def decide(self, is_stop: bool) -> TextDelta[L]:
+        """Settle the stop string in doubt; another may be in doubt then."""
+        if self._doubtful is None:
+            raise ValueError("no stop string is in doubt")
+        found = self._doubtful.decide(is_stop)
+        hit = None if found.matched is None else StopHit(found.matched, self._num_tokens)
+        return self._delta(found.text, hit)
+
     def finish(self) -> TextDelta[L]:
         """The completion is over: whatever was held back."""
+        if self._doubtful is not None:
+            self._doubtful.close()
         text = self._detokenizer.finish()
         self._num_chars += len(text)
         shown, matched = self._scan(text)
