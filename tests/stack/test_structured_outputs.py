@@ -5,6 +5,7 @@ The model babbles, so that what order there is in an answer comes from its gramm
 
 import asyncio
 import json
+import re
 import time
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -17,6 +18,7 @@ import pytest
 from nats.aio.msg import Msg
 
 from support.babbler import NAME, OPENS, babbler_folder
+from support.gateway_stack import ROOT
 from support.nats_server import NatsServer
 from support.stack import Stack
 from support.structured import CHECKS, KINDS, TAG, islands
@@ -332,6 +334,44 @@ def test_refusals_in_each_protocol(
     error = refused.value.body["error"]  # type: ignore[index]  # the body is an object
     assert error["type"] == "invalid_request_error"
     assert field in error["message"] and told in error["message"]
+
+
+def test_tools_beside_it(gpt: openai.OpenAI) -> None:
+    tool = {"type": "function", "function": {"name": "now", "strict": True}}
+    create: Any = gpt.chat.completions.create
+    fields = {"model": NAME, "messages": ASKED, "tools": [tool], "reasoning_effort": "none"}
+    finishes = set()
+    for seed in range(30):
+        choice = create(
+            **fields, seed=seed, max_tokens=120, extra_body=structured("choice")
+        ).choices[0]
+        finishes.add(choice.finish_reason)
+        if choice.finish_reason == "stop":
+            CHECKS["choice"](choice.message.content)
+        elif choice.finish_reason == "tool_calls":
+            assert [call.function.name for call in choice.message.tool_calls][:1] == ["now"]
+        if finishes >= {"stop", "tool_calls"}:
+            break
+    assert finishes >= {"stop", "tool_calls"}
+    with pytest.raises(openai.BadRequestError, match="'tools'") as caught:
+        create(**fields, extra_body=structured("structural_tag"))
+    assert caught.value.param == "structured_outputs.structural_tag"
+    free = create(**fields, tool_choice="none", extra_body=structured("structural_tag")).choices[0]
+    assert free.finish_reason in ("stop", "length")
+    again = {"response_format": TAG}
+    assert by_chat(gpt, again, True, reasoning_effort="none").text is not None
+
+
+def test_the_examples_of_the_documentation(babbler: tuple[Stack, str]) -> None:
+    text = (ROOT / "docs" / "structured-output.md").read_text()
+    found = re.findall(
+        r"curl http://127\.0\.0\.1:8000(/v1/\S+) [^\n]*-d '(.*?)'\n", text, re.DOTALL
+    )
+    told = {kind for _, body in found for kind in json.loads(body)["structured_outputs"]}
+    assert told == set(KINDS)
+    for path, body in found:
+        reply = httpx.post(f"{babbler[0].http}{path}", json=json.loads(body), timeout=60)
+        assert reply.status_code == 200, (body, reply.text)
 
 
 def test_counting_refuses_the_same(gpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
