@@ -71,6 +71,7 @@ class Front:
             make,
             sink,
             tick_s=self.exchange.keep_alive_s,
+            headers=caller.headers,
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from finback.services.gateway.grammar_verdict import WIDENED_HEADER
 from finback.services.gateway.sink import Outcome, Sink
 from finback.shared.clock import monotonic_s
 from finback.shared.errors import Cancelled, InvalidRequest, Overloaded
@@ -19,6 +20,7 @@ KEEP_S: Final = 600.0
 MAX_RECORDINGS: Final = 1_024
 MAX_BYTES: Final = 64 * 2**20
 MAX_KEY_CHARS: Final = 255
+REPLAYED_HEADERS: Final = frozenset({WIDENED_HEADER})
 
 
 class KeyReused(InvalidRequest):
@@ -38,10 +40,14 @@ class Reply:
 
 @dataclass(slots=True)
 class Recording:
-    """One answer as it is made: a sink for the one who makes it, a source for all who asked."""
+    """One answer as it is made: a sink for the one who makes it, a source for all who asked.
+
+    `headers`: what is found out for the answer's head while it is made.
+    """
 
     digest: bytes
     at_s: float
+    headers: Mapping[str, str] = field(default_factory=dict)
     documents: list[bytes] = field(default_factory=list)
     reply_: Reply | None = None
     is_stream: bool = False
@@ -98,11 +104,16 @@ class Recording:
     def has_failed(self) -> bool:
         return self.error is not None or self.outcome in ("error", "cancelled")
 
-    async def play(self, sink: Sink, tick_s: float) -> None:
-        """Send the answer from its beginning, then follow it live to its end."""
+    async def play(self, sink: Sink, tick_s: float, headers: dict[str, str]) -> None:
+        """Send the answer from its beginning, then follow it live to its end.
+
+        `headers` of the sink get what of the answer's head is true whoever reads it.
+        """
         position, is_open = 0, False
         while True:
             changed = self.changed
+            if self.is_stream or self.reply_ is not None:
+                headers.update({k: v for k, v in self.headers.items() if k in REPLAYED_HEADERS})
             if self.is_stream and not is_open:
                 is_open = True
                 await sink.open_stream()
@@ -143,14 +154,19 @@ class Recordings:
         sink: Sink,
         *,
         tick_s: float,
+        headers: dict[str, str] | None = None,
     ) -> None:
-        """Make the answer, or play the one that is there already."""
+        """Make the answer, or play the one that is there already.
+
+        `headers`: of the sink; `make` fills them too.
+        """
+        headers = {} if headers is None else headers
         if not 0 < len(key[2]) <= MAX_KEY_CHARS:
             raise InvalidRequest(f"Idempotency-Key must have 1 to {MAX_KEY_CHARS} characters")
         self._expire()
         recording = self._kept.get(key)
         if recording is None:
-            recording = self._begin(key, digest, make)
+            recording = self._begin(key, digest, make, headers)
         elif recording.digest != digest:
             raise KeyReused(
                 "this Idempotency-Key was used with another request",
@@ -158,7 +174,7 @@ class Recordings:
             )
         recording.num_readers += 1
         try:
-            await recording.play(sink, tick_s)
+            await recording.play(sink, tick_s, headers)
         finally:
             recording.num_readers -= 1
             if recording.num_readers == 0 and not recording.is_whole:
@@ -169,8 +185,9 @@ class Recordings:
         key: tuple[str, str, str],
         digest: bytes,
         make: Callable[[Sink], Coroutine[Any, Any, None]],
+        headers: Mapping[str, str],
     ) -> Recording:
-        recording = self._kept[key] = Recording(digest, monotonic_s())
+        recording = self._kept[key] = Recording(digest, monotonic_s(), headers)
 
         def done(task: asyncio.Task[None]) -> None:
             error = Cancelled("the request was cancelled") if task.cancelled() else task.exception()

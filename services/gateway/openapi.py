@@ -12,6 +12,7 @@ from pydantic.json_schema import models_json_schema
 
 from finback.services.gateway.endpoints import Endpoint
 from finback.services.gateway.error_envelope import Dialect
+from finback.services.gateway.grammar_verdict import WIDENED_HEADER
 
 VERSION: Final = "0.1.0"
 _OWN: Final = (
@@ -24,6 +25,13 @@ _OWN: Final = (
 _PLACE: Final = re.compile(r"\{(\w+)(?::\w+)?\}")
 _REF: Final = "#/components/schemas/"
 _TEXT: Final = {"type": "string"}
+_HEADERS: Final = {
+    WIDENED_HEADER: {
+        "description": "Keywords of a schema that the answer is not kept to, as JSON pointers",
+        "required": False,
+        "schema": _TEXT,
+    }
+}
 _ERROR: Final = {
     "type": "object",
     "required": ["error"],
@@ -109,7 +117,10 @@ def _operation(endpoint: Endpoint, places: list[str], defs: Mapping[str, Any]) -
         ]
         if "stream" in fields:
             kinds.append("text/event-stream")
-    return {**found, "parameters": parameters, "responses": _responses(kinds, endpoint.dialect)}
+    responses = _responses(kinds, endpoint.dialect)
+    if "structured_outputs" in fields and endpoint.operation:
+        responses["200"]["headers"] = _HEADERS
+    return {**found, "parameters": parameters, "responses": responses}
 
 
 def _body(name: str, schema: dict[str, Any], places: list[str]) -> dict[str, Any]:

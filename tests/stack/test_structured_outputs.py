@@ -267,6 +267,10 @@ def test_what_is_let_go_is_told(babbler: tuple[Stack, str], path: str, is_stream
     reply = httpx.post(url, json={**body, **lenient}, timeout=60)
     assert reply.status_code == 200
     assert reply.headers[HEADER] == AT
+    key = {"Idempotency-Key": f"once {path} {is_stream}"}
+    twice = [httpx.post(url, json={**body, **lenient}, headers=key, timeout=60) for _ in range(2)]
+    assert [again.headers[HEADER] for again in twice] == [AT, AT]
+    assert twice[0].content == twice[1].content
     exact = httpx.post(url, json={**body, **structured("json")}, timeout=60)
     assert HEADER not in exact.headers
 
@@ -399,3 +403,15 @@ def test_what_is_let_go_is_in_the_trace(babbler: tuple[Stack, str]) -> None:
     )
     shown = babbler[0].command("trace", trace_id, "--json")
     assert AT in shown.stdout, shown.stdout + shown.stderr
+
+
+def test_the_openapi_document_tells_the_field_and_the_header(babbler: tuple[Stack, str]) -> None:
+    told = httpx.get(f"{babbler[0].http}/openapi.json").json()
+    schema = told["components"]["schemas"]["StructuredOutputs"]["properties"]
+    assert set(KINDS) | {"strictness"} == set(schema)
+    for path in PATHS:
+        operation = told["paths"][f"/v1/{path}"]["post"]
+        assert HEADER in operation["responses"]["200"]["headers"]
+        name = operation["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        fields = told["components"]["schemas"][name.rsplit("/", 1)[1]]["properties"]
+        assert "structured_outputs" in fields
