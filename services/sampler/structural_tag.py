@@ -56,5 +56,5 @@ def _lark(name: str, tag: StructuralTag) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A Lark string; nothing for nothing."""
-    return json.dumps(text, ensure_ascii=False) if text else ""
+    """A Lark string, which no DEL may stand in as it is; nothing for nothing."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f") if text else ""

@@ -37,26 +37,44 @@ KINDS: Final[Mapping[str, Any]] = {
 
 def islands(text: str, tag: Mapping[str, Any] = TAG) -> list[Any]:
     """Values of the islands of a whole answer, found without the engine; raises for a broken one."""
-    found: list[Any] = []
-    at = 0
-    while True:
-        hits = [(text.find(t, at), t) for t in tag["triggers"] if text.find(t, at) >= 0]
-        if not hits:
-            return found
-        start, trigger = min(hits)
-        fits = [
-            s
-            for s in tag["structures"]
-            if s["begin"].startswith(trigger) and text.startswith(s["begin"], start)
-        ]
-        assert len(fits) == 1, text
-        inside = start + len(fits[0]["begin"])
-        value, used = json.JSONDecoder().raw_decode(text[inside:])
-        jsonschema.validate(value, fits[0]["schema"])
-        at = inside + used
-        assert text.startswith(fits[0]["end"], at), text
-        at += len(fits[0]["end"])
-        found.append(value)
+    found = _islands(text, 0, tag)
+    assert found is not None, text
+    return found
+
+
+def _islands(text: str, at: int, tag: Mapping[str, Any]) -> list[Any] | None:
+    """Those from `at` on; None: they cannot be read."""
+    ends = [(text.find(t, at) + len(t), t) for t in tag["triggers"] if text.find(t, at) >= 0]
+    if not ends:
+        return []
+    end, trigger = min(ends)
+    for structure in tag["structures"]:
+        begin = structure["begin"]
+        if begin.startswith(trigger) and text.startswith(begin, end - len(trigger)):
+            read = _value(text, end - len(trigger) + len(begin), structure["schema"])
+            behind = [] if read is None else _places(text, read[1], structure["end"])
+            for place in behind:
+                rest = _islands(text, place, tag)
+                if read is not None and rest is not None:
+                    return [read[0], *rest]
+    return None
+
+
+def _value(text: str, at: int, schema: Any) -> tuple[Any, int] | None:
+    """A value that is right by its schema, perhaps behind blanks, and where it ends."""
+    at += len(text[at:]) - len(text[at:].lstrip(" \t\r\n"))
+    try:
+        value, used = json.JSONDecoder().raw_decode(text[at:])
+        jsonschema.validate(value, schema)
+    except (ValueError, jsonschema.ValidationError):
+        return None
+    return value, at + used
+
+
+def _places(text: str, at: int, end: str) -> list[int]:
+    """Behind `end` at `at`, or with blanks before it."""
+    blanks = len(text[at:]) - len(text[at:].lstrip(" \t\r\n"))
+    return [at + n + len(end) for n in range(blanks + 1) if text.startswith(end, at + n)]
 
 
 def _check_json(text: str) -> None:

@@ -85,8 +85,8 @@ class Surface:
 
 
 def quote(text: str) -> str:
-    """A Lark string."""
-    return json.dumps(text, ensure_ascii=False)
+    """A Lark string, which no DEL may stand in as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def object_schema(tool: Tool) -> dict[str, Any]:

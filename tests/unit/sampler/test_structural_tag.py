@@ -4,9 +4,12 @@ import json
 from typing import Any, Final
 
 import pytest
+from hypothesis import HealthCheck, given, reject, settings
+from hypothesis import strategies as st
 
 from finback.services.sampler.compiler import Vocabulary, compile_grammar
 from finback.services.sampler.grammar_source import read_source
+from finback.shared.codec.structural_tags import TagFault, structural_tag_of
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 from support.grammar_walk import Walk, vocabulary
@@ -81,6 +84,42 @@ def test_random_answers(walk: Walk) -> None:
     found = [value for answer in answers for value in islands(answer, TAG)]
     assert found
     assert any(answer.strip() and not islands(answer, TAG) for answer in answers)
+
+
+MARKS = st.text(
+    st.sampled_from('ab<>="\\/\n\t\x01\x7f{}[]()|*+?.é\U0001f600 \u2028'), min_size=1, max_size=4
+)
+SCHEMAS = st.sampled_from(
+    [
+        {"type": "boolean"},
+        {"enum": ["x", "yy"]},
+        {**PLACE, "properties": {"a": {"type": "boolean"}}},
+    ]
+)
+
+
+@st.composite
+def tags(draw: Any) -> dict[str, Any]:
+    """Any marks, one or two structures for a trigger."""
+    triggers = draw(st.lists(MARKS, min_size=1, max_size=3, unique=True))
+    begins = [
+        t + draw(st.just("") | MARKS) for t in triggers for _ in range(draw(st.integers(1, 2)))
+    ]
+    structures = [{"begin": b, "schema": draw(SCHEMAS), "end": draw(MARKS)} for b in begins]
+    return {"triggers": triggers, "structures": structures}
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@given(tags(), st.integers(0, 2**30))
+def test_any_marks(engine: Vocabulary, tag: dict[str, Any], seed: int) -> None:
+    try:
+        structural_tag_of(tag)
+    except TagFault:
+        reject()
+    compile_grammar(engine, spec(tag), "")
+    walk = Walk(engine, spec(tag))
+    for answer in (walk.draw(seed), walk.draw(seed + 1)):
+        islands(answer or "", tag)
 
 
 def test_as_a_part_of_an_answer(engine: Vocabulary) -> None:
