@@ -2,7 +2,7 @@
 
     python benchmarks/cache/files.py --folder /path/on/the/disk [--keep]
 
-Each round reads other prefixes: with plain `preadv` and O_DIRECT from a file of its own (a record a
+Each round reads another prefix, in an order of its own: with plain `preadv` and O_DIRECT from a file of its own (a record a
 call, then 8 MiB a call, each with one thread and with two), and through the store, checksums
 included. `of_best` is the store's rate by that of the fastest plain way over all rounds.
 """
@@ -12,12 +12,14 @@ import itertools
 import json
 import mmap
 import os
+import random
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from statistics import median
@@ -105,6 +107,12 @@ class PlainReads:
         else:
             list(self._threads.map(lambda job: os.preadv(self._fd, *job), jobs))
 
+    def read_prefix(
+        self, span: int, outs: list[memoryview], per_call: int, threads: int, first: int
+    ) -> None:
+        """The records of a prefix, `span` bytes each."""
+        self.read(first * span, outs, per_call, threads)
+
     def close(self) -> None:
         """Close the file."""
         self._threads.shutdown()
@@ -131,15 +139,19 @@ def measure_reads(
     plain = PlainReads(folder / f"plain-{name}", total * span, payloads)
     outs = [memoryview(mmap.mmap(-1, span)) for _ in range(PREFIX_BLOCKS)]
     times: dict[str, list[float]] = {}
+    ways: dict[str, Callable[[int], object]] = {
+        way: partial(plain.read_prefix, span, outs, per_call, threads)
+        for way, per_call, threads in plain_ways(span)
+    }
+    ways["store"] = partial(read_prefix, store, size, outs, payloads)
+    ways["store_single"] = partial(read_single, store, outs)
+    order = list(ways)
+    drawn = random.Random(0)
     for number in range(rounds):
-        first = number * PREFIX_BLOCKS
-        for way, per_call, threads in plain_ways(span):
-            spent = timed(lambda p=per_call, t=threads: plain.read(first * span, outs, p, t))  # type: ignore[misc]  # noqa: B023  # runs at once
+        drawn.shuffle(order)  # what comes behind a slow one finds another machine
+        for way in order:
+            spent = timed(partial(ways[way], number * PREFIX_BLOCKS))
             times.setdefault(way, []).append(spent)
-        spent = timed(lambda: read_prefix(store, first, size, outs, payloads))  # noqa: B023  # runs at once
-        times.setdefault("store", []).append(spent)
-        spent = timed(lambda: read_single(store, first, outs))  # noqa: B023  # runs at once
-        times.setdefault("store_single", []).append(spent)
     plain.close()
     store.close()
     shutil.rmtree(folder / name)
@@ -181,7 +193,7 @@ def put_all(store: SegmentStore, count: int, payloads: Payloads) -> None:
 
 
 def read_prefix(
-    store: SegmentStore, first: int, size: int, outs: list[memoryview], payloads: Payloads
+    store: SegmentStore, size: int, outs: list[memoryview], payloads: Payloads, first: int
 ) -> None:
     """One prefix with one call, and proof that it is the right one."""
     found = store.read_many(SALT, [hash_of(first + at) for at in range(PREFIX_BLOCKS)], outs)
@@ -191,7 +203,7 @@ def read_prefix(
         raise SystemExit("wrong bytes")
 
 
-def read_single(store: SegmentStore, first: int, outs: list[memoryview]) -> None:
+def read_single(store: SegmentStore, outs: list[memoryview], first: int) -> None:
     """One block a call."""
     for at, out in enumerate(outs):
         store.read_into(SALT, hash_of(first + at), out)

@@ -83,7 +83,7 @@ class Appending:
         known = before.record.expires_unix_s
         if known and (not expires or expires > known):
             self._state.run(lambda: self._state.index.prolong(before, expires))
-        self._state.touch(before, self._state.now())
+        self._state.touch([before], self._state.now())
 
     def _refused(self, reason: str) -> bool:
         self._state.count("refused", reason=reason)

@@ -1,13 +1,12 @@
 """A small pool of page-aligned buffers, as direct reads and writes need them."""
 
 import contextlib
+import ctypes
 import mmap
 import threading
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Final
-
-import numpy as np
 
 _LEAST_BYTES: Final = 64 * 1024
 _MOST_KEPT_BYTES: Final = 64 * 1024 * 1024
@@ -51,6 +50,5 @@ class BufferPool:
 
 
 def is_aligned(view: memoryview, alignment: int) -> bool:
-    """Whether the first byte of a contiguous view lies at a multiple of `alignment`."""
-    address = int(np.frombuffer(view, np.uint8).__array_interface__["data"][0])
-    return address % alignment == 0
+    """Whether the first byte of a writable, contiguous view lies at a multiple of `alignment`."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(view)) % alignment == 0

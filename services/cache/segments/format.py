@@ -154,6 +154,33 @@ def where(segment_id: int, offset: int) -> bytes:
     return _WHERE.pack(LIVE, segment_id, offset)
 
 
+def is_plain_record(
+    page: bytes | memoryview, keys: SegmentKeys, segment_id: int, offset: int, span: int,
+    record: BlockRecord,
+) -> bool:  # fmt: skip
+    """Whether this is the sealed header of that very record, its payload stored as it is.
+
+    A quick yes for what a reader nearly always finds; after a no ask `parse_page` what it is.
+    """
+    magic, tag, length = _HEAD.unpack_from(page)
+    body = bytes(page[_HEAD.size : _HEAD.size + length])
+    if magic != LIVE or len(body) != length or length < _BODY.size:
+        return False
+    if _mac(magic, keys, segment_id, offset, body) != tag:
+        return False
+    found = _BODY.unpack_from(body)
+    plain = (span, record.length, record.length, record.first_block)
+    texts = record.salt + record.tenant + record.traffic_class
+    return (
+        found[:4] == plain
+        and found[6] == 0
+        and found[10:12] == (record.hash, record.checksum)
+        and found[7] == len(record.salt.encode())
+        and found[8] == len(record.tenant.encode())
+        and body[_BODY.size :] == texts.encode()
+    )
+
+
 def parse_page(
     page: bytes, keys: SegmentKeys, segment_id: int, offset: int
 ) -> RecordHeader | DeadHeader | None:

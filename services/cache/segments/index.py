@@ -1,7 +1,7 @@
 """The index of blocks: which record lies where, by (salt, hash), by age, by owner."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from finback.services.cache.segments.database import Database, IndexDamaged
@@ -13,7 +13,7 @@ _COLUMNS: Final = (
     " b.is_packed, b.is_own, b.expires, b.created, b.used, b.first_block"
 )
 _UNPINNED: Final = "NOT EXISTS (SELECT 1 FROM pinned p WHERE p.salt = b.salt AND p.hash = b.hash)"
-_CHUNK: Final = 500
+_CHUNK: Final = 512
 
 
 class Index:
@@ -58,12 +58,28 @@ class Index:
         rows = self._select("b.salt = ? AND b.hash = ?", (self._ids.get(salt), hash_))
         return rows[0] if rows else None
 
-    def expiry_of(self, salt: str, hash_: bytes) -> float | None:
-        """When a block expires (0: never); None if it is not there."""
-        rows = self.database.run(
-            "SELECT expires FROM blocks WHERE salt = ? AND hash = ?", (self._ids.get(salt), hash_)
-        )
-        return rows[0][0] if rows else None
+    def get_many(self, salt: str, hashes: Sequence[bytes]) -> dict[bytes, Entry]:
+        """The rows of those blocks that are there, by hash."""
+        number = self._ids.get(salt)
+        found: dict[bytes, Entry] = {}
+        for part in _parts(hashes):
+            where = f"b.salt = ? AND b.hash IN ({_marks(part)})"
+            for entry in self._select(where, (number, *part)):
+                found[entry.record.hash] = entry
+        return found
+
+    def expiries(self, salt: str, hashes: Sequence[bytes]) -> dict[bytes, float]:
+        """When those blocks that are there expire (0: never), by hash."""
+        number = self._ids.get(salt)
+        found: dict[bytes, float] = {}
+        for part in _parts(hashes):
+            found.update(
+                self.database.run(
+                    f"SELECT hash, expires FROM blocks WHERE salt = ? AND hash IN ({_marks(part)})",
+                    (number, *part),
+                )
+            )
+        return found
 
     def remove(self, entry: Entry) -> bool:
         """Take out this very row; False if it is gone or was moved since."""
@@ -142,12 +158,10 @@ class Index:
         if hashes is None:
             return self._select(f"{where} LIMIT ?", [*values, limit])
         found: list[Entry] = []
-        for start in range(0, len(hashes), _CHUNK):
+        for part in _parts(hashes):
             if len(found) >= limit:
                 break
-            part = hashes[start : start + _CHUNK]
-            marks = ",".join("?" * len(part))
-            found += self._select(f"{where} AND b.hash IN ({marks})", [*values, *part])
+            found += self._select(f"{where} AND b.hash IN ({_marks(part)})", [*values, *part])
         return found
 
     def after(self, row_id: int, limit: int = 1000) -> list[Entry]:
@@ -182,8 +196,12 @@ class Index:
             row_id, salt, hash_, tenant, traffic_class, segment, offset, span, length, checksum,
             is_packed, is_own, expires, created, used, first_block,
         ) = row  # fmt: skip
-        numbers = (segment, offset, span, length, first_block)
-        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+        try:
+            # Of integers negative if one of them is; a TypeError for all else.
+            is_damaged = (segment | offset | span | length | first_block) < 0
+        except TypeError:
+            is_damaged = True
+        if is_damaged:
             raise IndexDamaged("a row holds what was never written")
         record = BlockRecord(
             salt=self._text(salt),
@@ -215,6 +233,18 @@ class Index:
             [(number,)] = self.database.run("SELECT id FROM names WHERE text = ?", (text,))
             self._ids[text], self._texts[number] = number, text
         return number
+
+
+def _parts(hashes: Sequence[bytes]) -> Iterator[list[bytes]]:
+    """Bounded parts, padded to few lengths by repetition: SQLite compiles each length anew."""
+    for start in range(0, len(hashes), _CHUNK):
+        part = list(hashes[start : start + _CHUNK])
+        size = 1 << (len(part) - 1).bit_length()
+        yield part + part[-1:] * (size - len(part))
+
+
+def _marks(part: Sequence[bytes]) -> str:
+    return ",".join("?" * len(part))
 
 
 def _share(record: BlockRecord) -> Share:

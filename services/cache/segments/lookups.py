@@ -1,15 +1,18 @@
 """Finding and reading blocks, and what becomes of those that cannot be read."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
-from finback.services.cache.segments.reader import Outcome
+from finback.services.cache.segments.reader import Job, Outcome
 from finback.services.cache.segments.record import BlockRecord, Entry, Miss
 from finback.services.cache.segments.state import State
 from finback.shared.errors import InvalidRequest
 
 # A block that cannot be read so often is let go: a network file system may only have hiccuped.
 _IO_TRIES: Final = 3
+# The disk begins with so many blocks while the others are looked up.
+_FIRST: Final = 8
 
 
 class Lookups:
@@ -21,27 +24,36 @@ class Lookups:
     def has(self, salt: str, hashes: Sequence[bytes]) -> list[bool]:
         """For each hash whether it is there and not expired."""
         now = self._state.now()
-        return self._state.run(lambda: [self._has(salt, hash_, now) for hash_ in hashes])
+        return self._state.run(lambda: self._has(salt, hashes, now))
 
-    def _has(self, salt: str, hash_: bytes, now: float) -> bool:
+    def _has(self, salt: str, hashes: Sequence[bytes], now: float) -> list[bool]:
         index = self._state.index
-        expires = index.expiry_of(salt, hash_)
-        if expires is None:
-            return False
-        return not 0 < expires <= now or index.is_pinned(salt, hash_)
+        expiries = index.expiries(salt, hashes)
+        found = []
+        for hash_ in hashes:
+            expires = expiries.get(hash_)
+            is_over = expires is not None and 0 < expires <= now
+            found.append(expires is not None and (not is_over or index.is_pinned(salt, hash_)))
+        return found
 
     def find(self, salt: str, hashes: Sequence[bytes]) -> list[Entry | Miss]:
         """The rows of blocks that are there and not expired."""
         now = self._state.now()
-        return self._state.run(lambda: [self._find(salt, hash_, now) for hash_ in hashes])
+        return self._state.run(lambda: self._find(salt, hashes, now))
 
-    def _find(self, salt: str, hash_: bytes, now: float) -> Entry | Miss:
-        entry = self._state.index.get(salt, hash_)
-        if entry is None:
-            return Miss("absent")
-        if entry.record.is_expired(now) and not self._state.index.is_pinned(salt, hash_):
-            return Miss("expired")
-        return entry
+    def _find(self, salt: str, hashes: Sequence[bytes], now: float) -> list[Entry | Miss]:
+        index = self._state.index
+        entries = index.get_many(salt, hashes)
+        found: list[Entry | Miss] = []
+        for hash_ in hashes:
+            entry = entries.get(hash_)
+            if entry is None:
+                found.append(Miss("absent"))
+            elif entry.record.is_expired(now) and not index.is_pinned(salt, hash_):
+                found.append(Miss("expired"))
+            else:
+                found.append(entry)
+        return found
 
     def read(self, salt: str, hashes: Sequence[bytes], outs: Sequence[memoryview]) -> list[Outcome]:
         """Read blocks, each into its own buffer; one that was moved meanwhile is tried again."""
@@ -63,29 +75,31 @@ class Lookups:
         entries: dict[int, Entry], outcomes: list[Outcome],
     ) -> list[int]:  # fmt: skip
         """One try for the blocks numbered `todo`; returns those that were moved meanwhile."""
-        found = self.find(salt, [hashes[number] for number in todo])
-        jobs = []
-        for number, entry in zip(todo, found, strict=True):
-            if isinstance(entry, Miss):
-                outcomes[number] = entry
-                continue
-            if outs[number].nbytes < entry.record.length:
-                raise InvalidRequest(
-                    f"out has {outs[number].nbytes} bytes, the block {entry.record.length}",
-                    param="out",
-                )
-            jobs.append((number, entry))
-        read = self._state.reader.read_many([(entry, outs[number]) for number, entry in jobs])
-        again = []
+        jobs: list[tuple[int, Entry]] = []
+
+        def batch(part: Sequence[int]) -> list[Job]:
+            begun = len(jobs)
+            found = self.find(salt, [hashes[number] for number in part])
+            for number, entry in zip(part, found, strict=True):
+                if isinstance(entry, Miss):
+                    outcomes[number] = entry
+                else:
+                    jobs.append((number, entry))
+            return [_job(entry, outs[number]) for number, entry in jobs[begun:]]
+
+        parts = [part for part in (todo[:_FIRST], todo[_FIRST:]) if part]
+        read = self._state.reader.read_many([partial(batch, part) for part in parts])
+        again, good = [], []
         for (number, entry), outcome in zip(jobs, read, strict=True):
             outcomes[number] = outcome
             if not isinstance(outcome, Miss):
-                self._state.touch(entry, self._state.now())
+                good.append(entry)
             elif self._is_moved(entry):
                 again.append(number)
                 outcomes[number] = Miss("absent", "moved twice while it was read")
             else:
                 self._let_go(entry, outcome)
+        self._state.touch(good, self._state.now())
         return again
 
     def _is_moved(self, entry: Entry) -> bool:
@@ -119,6 +133,14 @@ class Lookups:
             state.erase([entry], miss.reason)
         except OSError:
             state.take_out([entry], miss.reason)
+
+
+def _job(entry: Entry, out: memoryview) -> Job:
+    if out.nbytes < entry.record.length:
+        raise InvalidRequest(
+            f"out has {out.nbytes} bytes, the block {entry.record.length}", param="out"
+        )
+    return entry, out
 
 
 def check_batch(hashes: Sequence[bytes], outs: Sequence[memoryview]) -> None:

@@ -4,7 +4,8 @@ A plain payload goes from the disk straight into a page-aligned buffer of the ca
 header page and its last, partial page go to scratch; other buffers cost a copy.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,13 @@ import xxhash
 
 from finback.services.cache.segments.buffers import BufferPool, is_aligned
 from finback.services.cache.segments.disk import Disk
-from finback.services.cache.segments.format import PAGE, RecordHeader, pages, parse_page
+from finback.services.cache.segments.format import (
+    PAGE,
+    RecordHeader,
+    is_plain_record,
+    pages,
+    parse_page,
+)
 from finback.services.cache.segments.keys import KeyRing
 from finback.services.cache.segments.open_files import OpenFiles
 from finback.services.cache.segments.packing import Packer
@@ -22,8 +29,9 @@ from finback.services.cache.segments.record import BlockRecord, Entry, Miss
 from finback.services.cache.segments.runs import RUN_BYTES, runs
 
 _THREADS: Final = 3
-_LEAST_RUN_BYTES: Final = 1024 * 1024
-_MOST_AHEAD: Final = 4  # runs that are read before the first of them is checked
+_RUN_BYTES: Final = 1024 * 1024
+_PARTS: Final = 4  # runs of a batch, if they are not too small
+_MOST_AHEAD: Final = 4  # runs that wait for a thread, or are read and checked by one
 
 Job = tuple[Entry, memoryview]
 Outcome = BlockRecord | Miss
@@ -60,36 +68,33 @@ class RecordReader:
             raise outcome
         return outcome
 
-    def read_many(self, jobs: Sequence[Job]) -> list[Outcome]:
-        """Outcomes in the jobs' order. The disk works on the next runs while one is checked."""
-        outcomes: list[Outcome] = [Miss("absent")] * len(jobs)
-        total = sum(entry.place.span for entry, _ in jobs)
-        groups = runs(
-            [(number, entry) for number, (entry, _) in enumerate(jobs)],
-            min(RUN_BYTES, max(_LEAST_RUN_BYTES, total // _MOST_AHEAD)),
-        )
-        for group, found in self._overlapped(groups, jobs):
-            for number, outcome in zip(group, found, strict=True):
-                outcomes[number] = outcome
+    def read_many(self, batches: Sequence[Callable[[], Sequence[Job]]]) -> list[Outcome]:
+        """Outcomes in the jobs' order; each batch is asked for while the disk reads those before.
+
+        While some runs are read, others are checked. One run alone needs no thread.
+        """
+        outcomes: list[Outcome] = []
+        ahead: deque[tuple[list[int], Future[list[Outcome]]]] = deque()
+        try:
+            for batch in batches:
+                jobs, first = batch(), len(outcomes)
+                outcomes += [Miss("absent")] * len(jobs)
+                groups = _runs(jobs)
+                is_alone = len(groups) == len(batches) == 1
+                for numbers in groups:
+                    run = [jobs[number] for number in numbers]
+                    task = _done(self._read_run(run)) if is_alone else self._submit(run)
+                    ahead.append(([first + number for number in numbers], task))
+                    if len(ahead) > _MOST_AHEAD:
+                        _take(ahead, outcomes)
+        finally:
+            # Whatever happens, nobody writes to the callers' buffers afterwards.
+            while ahead:
+                _take(ahead, outcomes)
         return outcomes
 
-    def _overlapped(
-        self, groups: list[list[tuple[int, Entry]]], jobs: Sequence[Job]
-    ) -> Iterator[tuple[list[int], list[Outcome]]]:
-        if len(groups) == 1:
-            numbers = [number for number, _ in groups[0]]
-            yield numbers, self._read_run([jobs[number] for number in numbers])
-            return
-        ahead: list[tuple[list[int], Future[list[Outcome]]]] = []
-        for group in groups:
-            numbers = [number for number, _ in group]
-            task = self._threads.submit(self._read_run, [jobs[number] for number in numbers])
-            ahead.append((numbers, task))
-            if len(ahead) >= _MOST_AHEAD:
-                first, task = ahead.pop(0)
-                yield first, task.result()
-        for first, task in ahead:
-            yield first, task.result()
+    def _submit(self, run: Sequence[Job]) -> Future[list[Outcome]]:
+        return self._threads.submit(self._read_run, run)
 
     def _read_run(self, run: Sequence[Job]) -> list[Outcome]:
         try:
@@ -146,8 +151,16 @@ class RecordReader:
 
     def _finish(self, entry: Entry, out: memoryview, scratch: memoryview, whole: int) -> Outcome:
         """Check a record whose first `whole` bytes are in `out`, the others behind its header."""
+        record, place = entry.record, entry.place
+        keys = self._keys.of_segment(place.segment_id)
+        page = scratch[:PAGE]
+        if is_plain_record(page, keys, place.segment_id, place.offset, place.span, record):
+            length = record.length
+            out[whole:length] = scratch[PAGE : PAGE + length - whole]
+            if xxhash.xxh3_128_digest(out[:length]) == record.checksum:
+                return record
         try:
-            header = self._header(entry, scratch[:PAGE])
+            header = self._header(entry, page)
         except Miss as miss:
             return miss
         length = header.record.length
@@ -171,6 +184,27 @@ class RecordReader:
         if record.length != entry.record.length or header.span != place.span:
             raise Miss("corrupt", "the index does not fit the record")
         return header
+
+
+def _runs(jobs: Sequence[Job]) -> list[list[int]]:
+    """Numbers of jobs that are read with one call each."""
+    total = sum(entry.place.span for entry, _ in jobs)
+    wanted = min(RUN_BYTES, max(_RUN_BYTES, total // _PARTS))
+    even = -(-total // max(1, round(total / wanted)))  # no small one at the end
+    groups = runs([(number, entry) for number, (entry, _) in enumerate(jobs)], even)
+    return [[number for number, _ in group] for group in groups]
+
+
+def _done(found: list[Outcome]) -> Future[list[Outcome]]:
+    task: Future[list[Outcome]] = Future()
+    task.set_result(found)
+    return task
+
+
+def _take(ahead: deque[tuple[list[int], Future[list[Outcome]]]], outcomes: list[Outcome]) -> None:
+    places, task = ahead.popleft()
+    for place, outcome in zip(places, task.result(), strict=True):
+        outcomes[place] = outcome
 
 
 def _checked(record: BlockRecord, entry: Entry, out: memoryview) -> Outcome:

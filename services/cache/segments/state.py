@@ -138,11 +138,11 @@ class State:
                 self.run(lambda one=one: self.table.add_holes(one.place.segment_id, one.hole_bytes))  # type: ignore[misc]  # a default binds the loop's value
         return num_gone
 
-    def touch(self, entry: Entry, now_unix_s: float) -> None:
-        """Note a use; written with the next flush."""
+    def touch(self, entries: Sequence[Entry], now_unix_s: float) -> None:
+        """Note uses; written with the next flush."""
         with self.lock:
             if len(self.keeper.touched) < _MOST_TOUCHED:
-                self.keeper.touched[entry.row_id] = now_unix_s
+                self.keeper.touched.update((entry.row_id, now_unix_s) for entry in entries)
 
     def count(self, name: str, amount: float = 1, **labels: str) -> None:
         """To the metrics, and to `stats`."""

@@ -176,9 +176,8 @@ class SegmentStore:
         """Note that blocks were of use (elsewhere, say in memory)."""
         state = self._state
         now = state.now()
-        for entry in self._lookups.find(salt, hashes):
-            if not isinstance(entry, Miss):
-                state.touch(entry, now)
+        found = self._lookups.find(salt, hashes)
+        state.touch([entry for entry in found if not isinstance(entry, Miss)], now)
 
     def records(self) -> Iterator[BlockRecord]:
         """All blocks that can be read here; what changes meanwhile may be among them or not."""
