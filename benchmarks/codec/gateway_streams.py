@@ -135,6 +135,7 @@ def delays_ms(times: Path, found: list[dict[str, Any]], rate: float) -> list[flo
     published: dict[str, dict[int, float]] = {}
     for line in times.read_text().splitlines():
         name, offset, at_s = line.split()
+        name = name.partition("~")[0]  # as the client knows it
         published.setdefault(name, {})[int(offset)] = float(at_s)
     delays: list[float] = []
     edge = int(EDGE_S * rate)

@@ -1,6 +1,8 @@
 """One request and its answer, from a body to a sink: the same for HTTP and NATS, whole or streamed."""
 
 import asyncio
+import itertools
+import secrets
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +66,10 @@ class Exchange:
         self.keep_alive_s = config.keep_alive_s
         self._config = config
         self._max_open = max_open
+        # Engines tell attempts of a generation apart by its id: no other one may ever have the same,
+        # be it of a gateway that died, of another that runs, or of a client that asks twice.
+        self._mark = secrets.token_hex(4)
+        self._numbers = itertools.count(1)
 
     async def serve(
         self, endpoint: str, make_work: MakeWork, caller: Caller, sink: Sink, *, asked_model: str
@@ -160,7 +166,7 @@ class Exchange:
         return [
             Generation(
                 GenerationSpec(
-                    request_id=caller.request_id if at == 0 else f"{caller.request_id}.{at}",
+                    request_id=f"{caller.request_id}~{self._mark}.{next(self._numbers)}",
                     attempt=1,
                     model=self.model.name,
                     token_ids=prompt.token_ids,
@@ -182,7 +188,7 @@ class Exchange:
                 notify=notify,
                 is_eager=work.is_stream or bool(work.stops) or samplings != work.samplings,
             )
-            for at, (prompt, sampling) in enumerate(zip(work.prompts, samplings, strict=True))
+            for prompt, sampling in zip(work.prompts, samplings, strict=True)
         ]
 
     def own_stop_ids(self, work: Work) -> frozenset[int]:

@@ -63,6 +63,11 @@ def _parse(line: str) -> Span | None:
         return None
 
 
+def request_of(span: Span) -> str:
+    """The request's id as its caller knows it: engines' ids have a mark of the gateway's behind it."""
+    return str(span.attributes.get(REQUEST_ID) or "").partition("~")[0]
+
+
 def find(spans: Iterable[Span], wanted: str) -> list[Span]:
     """The spans of the trace that `wanted` names: a request id, a trace id, or `last`.
 
@@ -73,7 +78,7 @@ def find(spans: Iterable[Span], wanted: str) -> list[Span]:
         by_trace[span.trace_id].append(span)
     if wanted != "last":
         for trace_id, members in by_trace.items():
-            ids = {str(span.attributes.get(REQUEST_ID)) for span in members}
+            ids = {request_of(span) for span in members}
             # The API's ids are the request's own with a prefix: chatcmpl-req-...
             if wanted == trace_id or any(wanted in (i, f"chatcmpl-{i}", f"cmpl-{i}") for i in ids):
                 return members

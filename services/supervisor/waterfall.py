@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from finback.services.supervisor.trace_tree import REQUEST_ID, Row, Span, rows
+from finback.services.supervisor.trace_tree import Row, Span, request_of, rows
 
 _COLOURS: Final = {
     "gateway": "cyan",
@@ -43,7 +43,7 @@ def draw(spans: list[Span], console: Console) -> None:
             Text(bar(line, first_ns, whole_ns, width), style=colour),
         )
     ordered = sorted(spans, key=lambda span: span.start_ns)
-    ids = dict.fromkeys(str(span.attributes.get(REQUEST_ID) or "") for span in ordered)
+    ids = dict.fromkeys(request_of(span) for span in ordered)
     services = ", ".join(sorted({span.service for span in spans}))
     console.print(
         f"trace {spans[0].trace_id}: {len(spans)} spans, {_ms(whole_ns)} ms", style="bold"

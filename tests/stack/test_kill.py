@@ -3,7 +3,9 @@
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+import httpx
 import pytest
 
 from support.stack import Answer, Stack
@@ -69,3 +71,33 @@ def test_a_killed_gateway_is_back_on_its_port(stack: Stack) -> None:
     stack.wait_restored("gateway", lost)
     assert stack.http == url
     assert stack.ask("And now?", max_tokens=4).completion_tokens > 0
+
+
+def test_a_request_may_come_back_under_its_id_after_its_gateway_was_killed(stack: Stack) -> None:
+    """Clients retry with the id they sent; engines still know the dead gateway's request by it."""
+    lost = ""
+    with (
+        pytest.raises(httpx.TransportError),
+        httpx.stream(**under_its_id(stack, stream=True)) as reply,
+    ):
+        for line in reply.iter_lines():
+            if line and not lost:
+                lost = stack.kill("gateway")
+    assert lost
+    stack.wait_restored("gateway", lost)
+    again = httpx.request(**under_its_id(stack, stream=False))
+    assert again.status_code == 200, again.text
+    assert again.headers["x-request-id"] == "again-and-again"
+    assert again.json()["usage"]["completion_tokens"] == LONG["max_tokens"]
+
+
+def under_its_id(stack: Stack, *, stream: bool) -> dict[str, Any]:
+    """What httpx is told, but for the way."""
+    messages = [{"role": "user", "content": "Count upwards."}]
+    return {
+        "method": "POST",
+        "url": f"{stack.http}/v1/chat/completions",
+        "json": {"model": "gpt-4o", "messages": messages, "stream": stream, **LONG},
+        "headers": {"x-request-id": "again-and-again"},
+        "timeout": 60.0,
+    }
