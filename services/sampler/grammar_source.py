@@ -39,11 +39,13 @@ _ANY_OBJECT: Final = '{"type": "object"}'
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The engine's own form of a grammar, and the parts of it that are not enforced."""
+    """The engine's own form of a grammar, the parts of it that are not enforced, and (pointer, the
+    schemas in its place) of keywords that are said otherwise."""
 
     text: str
     engine: str
     widened: tuple[str, ...] = ()
+    rewritten: tuple[tuple[str, list[Any]], ...] = ()
 
 
 def param_of(kind: str) -> str:
@@ -76,7 +78,12 @@ def read_source(spec: GrammarSpec) -> Source:
             param=reader.param or param_of(spec.kind),
             reason=f"{fault.reason} at {fault.pointer}"[:200],
         ) from None
-    return Source(text=text, engine=engine_of(spec.kind), widened=tuple(reader.widened))
+    return Source(
+        text=text,
+        engine=engine_of(spec.kind),
+        widened=tuple(reader.widened),
+        rewritten=tuple(reader.rewritten),
+    )
 
 
 def is_exact(spec: GrammarSpec) -> bool:
@@ -97,6 +104,7 @@ class _Reader:
 
     spec: GrammarSpec
     widened: list[str] = field(default_factory=list)
+    rewritten: list[tuple[str, list[Any]]] = field(default_factory=list)
     kind: str = ""
     param: str = ""
 
@@ -142,12 +150,14 @@ class _Reader:
         """`at`: the pointer of the schema itself, in what the client wrote."""
         is_lenient = is_lenient or self.spec.strictness == "lenient"
         try:
-            schema, options, widened = read_schema(text, is_lenient=is_lenient)
+            made = read_schema(text, is_lenient=is_lenient)
         except SchemaFault as fault:
             pointer = at + fault.pointer.removeprefix("#")
             raise SchemaFault(fault.text, pointer=pointer, reason=fault.reason) from None
-        self.widened += [f"{self.param}{at}{pointer.removeprefix('#')}" for pointer in widened]
-        return schema, options
+        base = f"{self.param}{at}"
+        self.widened += [base + pointer.removeprefix("#") for pointer in made.widened]
+        self.rewritten += [(base + ptr.removeprefix("#"), put) for ptr, put in made.rewritten]
+        return made.schema, made.options
 
     def _tag(self, name: str, text: str, *, is_lenient: bool = False) -> list[dict[str, Any]]:
         def read(schema: Any, at: str) -> dict[str, Any]:

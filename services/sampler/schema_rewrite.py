@@ -34,7 +34,8 @@ _MAX_BRANCHES: Final = 64  # of `oneOf`, each compared with every other
 
 
 class Rewriter:
-    """One document. `widened` grows by what is let go."""
+    """One document. `widened` grows by what is let go, `rewritten` by what is said otherwise:
+    (pointer, what is in its place)."""
 
     def __init__(self, root: Any, *, is_lenient: bool) -> None:
         self._root = root
@@ -43,6 +44,7 @@ class Rewriter:
         self._references = References(root, self._dialect)
         self._endings = Endings(self._references, self._dialect)
         self.widened: list[str] = []
+        self.rewritten: list[tuple[str, list[Any]]] = []
 
     @property
     def endings(self) -> Endings:
@@ -75,6 +77,7 @@ class Rewriter:
             rule = _RULES.get(keyword)
             if rule is not None:
                 made = rule(self, schema, value, child(at, keyword))
+                self.rewritten.append((child(at, keyword), made))
                 if any(part is False for part in made):
                     return self._empty(child(at, keyword), keyword, is_root=at == "#")
                 added += [part for part in made if part is not True and part != {}]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from finback.services.sampler.schema_budget import check_budget
@@ -23,11 +24,21 @@ _OPTIONS: Final[Mapping[str, Any]] = {
 _NO_UNICODE_ESCAPES: Final = 'nrbtf\\"'
 
 
-def read_schema(text: str, *, is_lenient: bool) -> tuple[dict[str, Any], dict[str, Any], list[str]]:
-    """(schema for the engine, its options, pointers of what is not enforced).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadSchema:
+    """A schema for the engine, and its options. `widened`: pointers of what is not enforced.
 
-    Raises `SchemaFault`.
+    `rewritten`: (pointer, the schemas that say the same instead) of keywords the engine is not given.
     """
+
+    schema: dict[str, Any]
+    options: dict[str, Any]
+    widened: list[str]
+    rewritten: list[tuple[str, list[Any]]]
+
+
+def read_schema(text: str, *, is_lenient: bool) -> ReadSchema:
+    """Analyse and rewrite. Raises `SchemaFault`."""
     try:
         schema = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -43,7 +54,12 @@ def read_schema(text: str, *, is_lenient: bool) -> tuple[dict[str, Any], dict[st
     made = rewriter.run()
     if made is True:
         made = {}
-    return made, json_options(made, is_lenient=is_lenient), rewriter.widened
+    return ReadSchema(
+        schema=made,
+        options=json_options(made, is_lenient=is_lenient),
+        widened=rewriter.widened,
+        rewritten=rewriter.rewritten,
+    )
 
 
 def json_options(schema: dict[str, Any], *, is_lenient: bool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import typer
 
 from finback.services.supervisor.cli_bench_app import bench
 from finback.services.supervisor.cli_cache_app import cache
+from finback.services.supervisor.cli_grammar_app import grammar
 from finback.services.supervisor.cli_keys_app import keys
 from finback.shared.errors import ConfigError, ServingError
 
@@ -21,6 +22,7 @@ app = typer.Typer(
 app.add_typer(keys, name="keys")
 app.add_typer(cache, name="cache")
 app.add_typer(bench, name="bench")
+app.add_typer(grammar, name="grammar")
 
 # The base of all usage errors; typer does not name it, and may or may not bring its own click.
 _CLICK_ERROR: Any = typer.BadParameter.__mro__[2]
