@@ -27,7 +27,8 @@ class BlockPool:
         # Key order is eviction order: blocks without content first, then by age.
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
         self._by_hash: dict[bytes, int] = {}
-        self._content: dict[int, tuple[bytes, bytes]] = {}
+        # Hash, tokens, and what the chain of hashes began with.
+        self._content: dict[int, tuple[bytes, bytes, bytes]] = {}
         self.on_change: Callable[[bytes, bool], None] | None = None
 
     @property
@@ -96,7 +97,9 @@ class BlockPool:
                 self._free[block_id] = None
                 self._free.move_to_end(block_id, last=block_id in self._content)
 
-    def register(self, block_id: int, block_hash: bytes, token_bytes: bytes) -> bool:
+    def register(
+        self, block_id: int, block_hash: bytes, token_bytes: bytes, cache_salt: bytes = b""
+    ) -> bool:
         """Make a held, full block findable; False if its hash already is (the first one stays)."""
         if self._ref[block_id] < 1:
             raise InvariantViolated(f"free KV block {block_id} was registered")
@@ -105,7 +108,7 @@ class BlockPool:
         if block_hash in self._by_hash:
             return False
         self._by_hash[block_hash] = block_id
-        self._content[block_id] = (block_hash, token_bytes)
+        self._content[block_id] = (block_hash, token_bytes, cache_salt)
         if self.on_change is not None:
             self.on_change(block_hash, True)
         return True
@@ -117,9 +120,14 @@ class BlockPool:
             if block_id in self._free:
                 self._free.move_to_end(block_id, last=False)
 
-    def forget_all(self) -> None:
-        """Make every block unfindable; those that sequences hold stay theirs."""
-        self.unregister(list(self._content))
+    def forget(self, is_forgotten: Callable[[bytes, bytes], bool]) -> None:
+        """Make blocks unfindable by (hash, cache salt); those that sequences hold stay theirs."""
+        doomed = [
+            block_id
+            for block_id, (block_hash, _, cache_salt) in self._content.items()
+            if is_forgotten(block_hash, cache_salt)
+        ]
+        self.unregister(doomed)
 
     def ref_count(self, block_id: int) -> int:
         """References to a block."""

@@ -37,6 +37,7 @@ from finback.shared.engine.state_port import StatePort
 from finback.shared.engine.step_loop import StepLoop
 from finback.shared.engine.step_times import StepTime, StepTimes
 from finback.shared.errors import InvalidRequest, InvariantViolated, Unavailable
+from finback.shared.kv.forget_scope import EVERYTHING, ForgetScope
 from finback.shared.wire.messages.control import CacheSpec
 
 if TYPE_CHECKING:
@@ -312,11 +313,15 @@ class Engine:
 
     # -- blocks
 
-    def reset_prefix_cache(self) -> None:
-        """No new sequence finds what was computed so far; the running ones keep their blocks."""
-        self._scheduler.table.pool.forget_all()
+    def reset_prefix_cache(self, scope: ForgetScope = EVERYTHING) -> None:
+        """No new sequence finds what was computed so far; the running ones keep their blocks.
+
+        Snapshots of state tell no owner: they all go, unless the scope names blocks alone.
+        """
+        self._scheduler.table.holds.forget(scope.covers)
+        self._scheduler.table.pool.forget(scope.covers)
         if self.states is not None:
-            self.states.clear()
+            self.states.forget(scope)
 
     async def export_block(self, key: SequenceKey, block_index: int, out: memoryview) -> int:
         """Copy a block (host layout) into `out` between steps; returns the tokens it holds.

@@ -28,6 +28,7 @@ class PrefixHold:
     hashes: tuple[bytes, ...]
     tokens: tuple[bytes, ...]
     num_prompt: int
+    cache_salt: bytes = b""
     block_ids: dict[int, int] = field(default_factory=dict)
     pending: dict[int, int] = field(default_factory=dict)
     num_device: int = 0
@@ -81,6 +82,7 @@ class PrefixHolds:
                 for at in range(0, useful.size, size)
             ),
             num_prompt=int(token_ids.size),
+            cache_salt=cache_salt,
         )
         self._holds[hold] = None
         self.catch_up(hold)
@@ -114,7 +116,7 @@ class PrefixHolds:
         if block_id is None:  # the hold was given up meanwhile
             return False
         name, tokens = hold.hashes[index], hold.tokens[index]
-        if is_good and self._pool.register(block_id, name, tokens):
+        if is_good and self._pool.register(block_id, name, tokens, hold.cache_salt):
             hold.block_ids[index] = block_id
             hold.num_restored += 1
             return True
@@ -138,6 +140,12 @@ class PrefixHolds:
         hold.pending.clear()
         if hold.on_release is not None:
             hold.on_release()
+
+    def forget(self, is_forgotten: Callable[[bytes, bytes], bool]) -> None:
+        """Release holds with blocks that are to be forgotten: what is on its way does not land."""
+        for hold in list(self._holds):
+            if any(is_forgotten(name, hold.cache_salt) for name in hold.hashes):
+                self.release(hold)
 
     def give_up_one(self) -> bool:
         """Release the youngest hold because somebody needs room; False if there is none."""

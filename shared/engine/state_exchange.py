@@ -17,9 +17,10 @@ from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.sequence import Sequence, SequenceSpec
 from finback.shared.engine.state_book import NewSnapshot
 from finback.shared.engine.state_port import StatePort
-from finback.shared.engine.write_back import terms_of
+from finback.shared.engine.write_back import FORGET_S, terms_of
 from finback.shared.errors import ServingError
 from finback.shared.kv.cache_client import CacheClient, StoreTerms
+from finback.shared.kv.forget_scope import ForgetScope
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.select import LaneSet
 from finback.shared.lanes.ticket import Ticket
@@ -36,6 +37,7 @@ MAX_LOOKUPS: Final = 4
 """Positions that are asked for, from the latest on; each is one question."""
 MAX_FETCH_S: Final = 2.0
 _TOKEN_BYTES: Final = 4
+_POLL_S: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,7 @@ class StateExchange:
         self._queue: deque[_Waiting] = deque()
         self._news = asyncio.Event()
         self._is_storing = False
+        self._num_stores = 0
         self._states.on_snapshot = self._offer
         self._states.on_begin = self._begun
 
@@ -81,6 +84,15 @@ class StateExchange:
         self._queue.append(_Waiting(snapshot=snapshot, spec=sequence.spec))
         self._news.set()
 
+    async def forget(self, scope: ForgetScope) -> None:
+        """As `WriteBack.forget`."""
+        kept = [w for w in self._queue if not scope.covers(w.snapshot.hash, w.spec.cache_salt)]
+        self._queue = deque(kept)
+        number = self._num_stores
+        async with asyncio.timeout(FORGET_S):
+            while self._is_storing and self._num_stores == number:  # noqa: ASYNC110  # seldom
+                await asyncio.sleep(_POLL_S)
+
     async def run(self) -> None:
         """Store what engines keep; runs until cancelled."""
         while True:
@@ -89,6 +101,7 @@ class StateExchange:
             while self._queue:
                 waiting = self._queue.popleft()
                 self._is_storing = True
+                self._num_stores += 1
                 try:
                     await self._store(waiting)
                 finally:

@@ -9,6 +9,7 @@ from finback.shared.engine.sequence import Sequence, SequenceKey, State
 from finback.shared.engine.state_book import NewSnapshot, StateBook
 from finback.shared.engine.table import SequenceTable
 from finback.shared.errors import InvalidRequest, NotFound
+from finback.shared.kv.forget_scope import ForgetScope
 from finback.shared.kv.state import StateSpec, read_header
 from finback.shared.kv.state_policy import Start
 
@@ -124,6 +125,13 @@ class StatePort:
     def find(self, block_hash: bytes) -> bytes | None:
         """A snapshot that is here, without using it."""
         return self._book.pool.peek(block_hash)
+
+    def forget(self, scope: ForgetScope) -> None:
+        """Drop snapshots; sequences keep what they run with. Of a tenant: all, none says whose."""
+        if scope.tenant is None and scope.hashes:
+            self._book.pool.discard(scope.hashes)
+        else:
+            self.clear()
 
     def clear(self) -> None:
         """Drop all snapshots; sequences keep what they run with."""

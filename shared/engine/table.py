@@ -172,7 +172,8 @@ class SequenceTable:
             return
         pairs = list(self._block_pairs(sequence, count))
         for index in range(sequence.num_registered, count):
-            is_new = self.pool.register(sequence.block_ids[index], *pairs[index])
+            block_id, salt = sequence.block_ids[index], sequence.spec.cache_salt
+            is_new = self.pool.register(block_id, *pairs[index], salt)
             if is_new and is_computed and self.on_registered is not None:
                 self.on_registered(sequence, index)
         sequence.num_registered = count

@@ -29,8 +29,9 @@ from finback.shared.engine.role import Role
 from finback.shared.engine.state_exchange import StateExchange
 from finback.shared.engine.warm_up import WarmUp
 from finback.shared.engine.write_back import WriteBack
-from finback.shared.errors import ServingError
+from finback.shared.errors import InvalidRequest, ServingError, Unavailable
 from finback.shared.kv.cache_client import CacheClient
+from finback.shared.kv.forget_scope import forget_scope
 from finback.shared.kv.kv_events import Holding, KvPublisher
 from finback.shared.lanes.base import Lane
 from finback.shared.lanes.file_lane import FileLane
@@ -287,7 +288,17 @@ class WorkerHost(Service):
     # -- loops
 
     async def _forget_pool(self, call: Call[ForgetPoolRequest]) -> Ack:
-        self.engine.reset_prefix_cache()
+        try:
+            scope = forget_scope(call.message.tenant, call.message.hashes)
+        except ValueError as error:
+            raise InvalidRequest(str(error), param="hashes") from None
+        self.engine.reset_prefix_cache(scope)
+        try:
+            await self.write_back.forget(scope)
+            if self.prefixes.states is not None:
+                await self.prefixes.states.forget(scope)
+        except TimeoutError:
+            raise Unavailable("blocks are still being stored; ask again") from None
         return Ack()
 
     def _on_step(self, output: StepOutput) -> None:

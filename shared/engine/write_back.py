@@ -15,6 +15,7 @@ from finback.shared.engine.prefix_port import NewBlock
 from finback.shared.engine.sequence import SequenceSpec
 from finback.shared.errors import ServingError
 from finback.shared.kv.cache_client import CacheClient, CacheLease, StoreTerms
+from finback.shared.kv.forget_scope import ForgetScope
 from finback.shared.kv.stored_block import geometry_of, payload_bytes
 from finback.shared.lanes.ticket import Ticket
 from finback.shared.telemetry import tracing
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 MAX_QUEUE: Final = 4096
 """Blocks that wait; each is a name of some hundred bytes."""
 MAX_BATCH: Final = 16
+FORGET_S: Final = 10.0
+_POLL_S: Final = 0.01
 
 
 def terms_of(spec: SequenceSpec) -> StoreTerms:
@@ -53,6 +56,7 @@ class WriteBack:
         self._queue: deque[NewBlock] = deque()
         self._news = asyncio.Event()
         self._is_storing = False
+        self._num_batches = 0
 
     @property
     def num_waiting(self) -> int:
@@ -74,6 +78,19 @@ class WriteBack:
         self._queue.append(block)
         self._news.set()
 
+    async def forget(self, scope: ForgetScope) -> None:
+        """What waits and is to be forgotten is not stored; what is being stored now has been.
+
+        TimeoutError: that took longer than the cache may.
+        """
+        kept = [b for b in self._queue if not scope.covers(b.hash, b.spec.cache_salt)]
+        self._count("forgotten", len(self._queue) - len(kept))
+        self._queue = deque(kept)
+        batch = self._num_batches
+        async with asyncio.timeout(FORGET_S):
+            while self._is_storing and self._num_batches == batch:  # noqa: ASYNC110  # seldom
+                await asyncio.sleep(_POLL_S)
+
     async def run(self) -> None:
         """Store what is offered; runs until cancelled."""
         while True:
@@ -82,6 +99,7 @@ class WriteBack:
             while self._queue:
                 batch = self._next_batch()
                 self._is_storing = True
+                self._num_batches += 1
                 try:
                     await self._store(batch)
                 finally:

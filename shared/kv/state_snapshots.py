@@ -6,7 +6,7 @@ model, mode and layout). Pure: the time is an argument.
 """
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -96,6 +96,11 @@ class SnapshotPool:
         """Drop everything."""
         self._by_hash.clear()
         self.num_bytes = 0
+
+    def discard(self, hashes: Iterable[bytes]) -> None:
+        """Drop those at the ends of these blocks."""
+        for block_hash in hashes:
+            self._drop(block_hash)
 
     def check_integrity(self) -> None:
         """Raise `InvariantViolated` if the books do not add up."""

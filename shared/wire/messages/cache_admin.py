@@ -180,7 +180,22 @@ class VerifyReply:
 
 @message("cache.ForgetPoolRequest/1")
 class ForgetPoolRequest:
-    """Asked on `<role>.<instance>.forget-pool`: no later sequence finds what was computed so far."""
+    """Asked on `<role>.<instance>.forget-pool`: no later sequence finds what was computed so far.
+
+    Of a tenant (all his salts), of the blocks with these hashes (joined), or, with neither, of
+    anybody. Blocks that wait to be stored are not, and those that are being stored have been when the
+    answer comes. Running sequences go on, and what they compute from then on is kept as ever.
+    """
+
+    tenant: str | None = None
+    hashes: bytes = b""
+
+
+@message("cache.ForgetPromptsReply/1")
+class ForgetPromptsReply:
+    """Answer to a `ForgetRequest` on `gateway.<instance>.forget`: encoded prompts dropped."""
+
+    num_prompts: int
 
 
 @message("cache.ExportRequest/1")
