@@ -1,0 +1,25 @@
+"""A short run of `benchmarks/cache/leaks.py`: requests, streams and a kill leave nothing behind."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "cache" / "leaks.py"
+
+
+@pytest.mark.stack
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [("--layout", "cohost"), ("--lane", "nats")])
+def test_nothing_is_held_afterwards(options: tuple[str, ...]) -> None:
+    few = ("--requests", "30", "--streams", "12", "--kills", "1")
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *few, *options],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr[-3000:]
+    assert '"held": {}' in done.stdout
