@@ -2,8 +2,10 @@
 
 import json
 import random
+import re
 from collections.abc import Iterator
 
+import jsonschema
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
@@ -233,3 +235,84 @@ def test_hostile_grammars_end_in_time(name: str, vocabulary: Vocabulary) -> None
 def test_a_grammar_too_wide_to_follow_is_refused(vocabulary: Vocabulary) -> None:
     with pytest.raises(InvalidRequest, match="20001 items"):
         compiled(vocabulary, *HOSTILE["wide rule"])
+
+
+BLANKS = {
+    "type": "array",
+    "minItems": 2,
+    "maxItems": 3,
+    "items": {
+        "type": "object",
+        "properties": {
+            "a": {"type": "boolean"},
+            "b": {"type": "array", "items": {"enum": [1, "x", None]}, "maxItems": 2},
+            "c": {
+                "properties": {"d": {"enum": [1, 2]}},
+                "additionalProperties": False,
+                "type": "object",
+            },
+        },
+        "required": ["a", "b"],
+        "additionalProperties": False,
+    },
+}
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("end", ["never", "as any"])
+def test_a_model_that_wants_blanks_comes_to_an_end(
+    seed: int, end: str, vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    """At temperature 1.5, all likelihood on tokens with blanks; the end, if need be, last of all."""
+    temperature, rng = 1.5, np.random.default_rng(seed)
+    logits = rng.normal(0.0, 3.0, vocabulary.vocab_size)
+    spelled = [tokenizer.token_bytes(i) for i in range(vocabulary.vocab_size)]
+    logits += [40.0 * text.isspace() + 10.0 * any(b in b" \n\t" for b in text) for text in spelled]
+    if end == "never":
+        logits[list(vocabulary.eos_ids)] = -100.0
+    matcher = compiled(vocabulary, "json_schema", json.dumps(BLANKS)).start.deep_copy()
+    text, num_tokens = b"", 0
+    while True:
+        mask = np.array(sorted(allowed(vocabulary.bitmask(matcher))))
+        weights = np.exp((logits[mask] - logits[mask].max()) / temperature)
+        token_id = int(rng.choice(mask, p=weights / weights.sum()))
+        if token_id in vocabulary.eos_ids:
+            break
+        assert matcher.consume_token(token_id)
+        text, num_tokens = text + spelled[token_id], num_tokens + 1
+        assert num_tokens < 2000
+    value = json.loads(text)
+    assert isinstance(value, list)
+    jsonschema.validate(value, BLANKS)
+    outside = re.sub(rb'"(?:[^"\\]|\\.)*"', b'""', text)
+    assert max(map(len, re.findall(rb"\s+", outside)), default=0) <= 2 + 1 + 32
+    assert text.strip() == text  # nothing comes before or behind
+    assert len(re.findall(rb"\s+", outside)) > 5
+
+
+@pytest.mark.parametrize(
+    ("schema", "good", "bad"),
+    [
+        ({"type": "integer"}, ["0", "-7", "12345678901234567890"], ["1.0", "1e2", "01", "+1", "-"]),
+        ({"type": "number"}, ["0", "-0.5", "1e2", "2E-3", "1.50"], ["01", ".5", "1.", "NaN", "1e", "0x1"]),
+        ({"type": "number", "minimum": 0.5, "exclusiveMaximum": 2}, ["0.5", "1", "1.99"],
+         ["0.49", "2", "2.0", "-1", "1e0"]),
+        ({"type": "integer", "multipleOf": 3, "minimum": 4, "maximum": 10}, ["6", "9"], ["3", "4", "12"]),
+        ({"type": "string", "maxLength": 2},
+         ['"\u00e9\u6f22"', r'"\u00e9\u6f22"', r'"\ud83d\ude00!"', '"\U0001f600!"', r'"\"\\"', r'"\u0041"'],
+         ['"abc"', r'"\ud83d"', r'"\ude00"', r'"\x41"', '"a\nb"', '"\t"', r'"\ud83dA"']),
+        ({"enum": ["\u00e9", "\n"]}, ['"\u00e9"', r'"\n"'], ['"\n"', '"e"']),
+        ({"type": "object", "properties": {"z": {"type": "null"}, "a": {"type": "null"}}, "required": ["q"],
+          "additionalProperties": {"const": 1}},
+         ['{"z":null,"a":null,"q":1}', '{"a":null,"q":1,"b":1}', '{"q":1}'],
+         ['{"a":null,"z":null,"q":1}', '{"q":1,"a":null}', '{"b":1,"q":1}', '{"z":null}']),
+    ],
+)  # fmt: skip
+def test_numbers_unicode_and_order(
+    schema: object, good: list[str], bad: list[str], vocabulary: Vocabulary, tokenizer: Tokenizer
+) -> None:
+    grammar = compiled(vocabulary, "json_schema", json.dumps(schema))
+    for text in good:
+        assert accepts(vocabulary, tokenizer, grammar, text), text
+    for text in bad:
+        assert not accepts(vocabulary, tokenizer, grammar, text), text
