@@ -10,6 +10,7 @@ from finback.shared.codec.fast_encoder import joined
 from finback.shared.codec.prompt_groups import Group, Part, grouped
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.kv import block_hash
+from finback.shared.kv.forget_scope import ForgetScope
 
 # Shorter prompts are encoded in less time than remembering them is worth.
 _MIN_TOKENS: Final = 256
@@ -50,6 +51,10 @@ class PromptEncoder:
         data = np.asarray(token_ids, dtype="<i4").tobytes()
         return Encoded(token_ids=data, block_hashes=self._hashes(b"", data, tenant), borders=())
 
+    def forget(self, scope: ForgetScope) -> int:
+        """Drop what is remembered of prompts with any of these blocks; returns how many."""
+        return self._cache.forget(lambda prompt: _is_covered(prompt, scope))
+
     def _salt(self, tenant: str) -> bytes:
         return f"{self._digest}/{tenant}".encode()
 
@@ -65,7 +70,9 @@ class PromptEncoder:
         known = memoryview(hit.prompt.token_ids)[: 4 * hit.num_tokens] if hit is not None else b""
         data = b"".join((known, joined(ids).astype("<i4", copy=False).tobytes()))
         hashes = self._hashes(self._known_hashes(hit) if hit is not None else b"", data, tenant)
-        return Encoded(token_ids=data, block_hashes=hashes, borders=tuple(borders))
+        return Encoded(
+            token_ids=data, block_hashes=hashes, borders=tuple(borders), cache_salt=tenant
+        )
 
     def _beginning(self, hit: Hit) -> Encoded:
         return Encoded(
@@ -86,3 +93,10 @@ class PromptEncoder:
         )
         rest = data[4 * self._block_size * (len(known) // width) :]
         return known + b"".join(block_hash.extend_all(parent, rest, self._block_size, self._key))
+
+
+def _is_covered(prompt: Encoded, scope: ForgetScope) -> bool:
+    salt, width = prompt.cache_salt.encode(), block_hash.HASH_BYTES
+    hashes = prompt.block_hashes
+    names = [hashes[at : at + width] for at in range(0, len(hashes), width)]
+    return any(scope.covers(name, salt) for name in names or [b""])

@@ -19,6 +19,7 @@ from finback.shared.codec.output import OutputFormat, PlainFormat
 from finback.shared.codec.prompts.prompt_format import PromptFormat
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import InvalidRequest, NotFound
+from finback.shared.kv.forget_scope import ForgetScope
 from finback.shared.wire.messages.generate import GrammarSpec
 
 # Longer texts are rendered, encoded and hashed on a thread: a millisecond is about this much.
@@ -130,6 +131,10 @@ class ServedModel:
                 param=param,
                 reason="no_tokenizer",
             )
+
+    def forget_prompts(self, scope: ForgetScope) -> int:
+        """Drop what is remembered of encoded prompts; returns how many."""
+        return self._encoder.forget(scope)
 
     # -- grammars
 

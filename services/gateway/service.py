@@ -15,6 +15,7 @@ from finback.services.gateway.endpoints import (
     usage_endpoints,
 )
 from finback.services.gateway.exchange import Exchange
+from finback.services.gateway.forgetting import Forgetting
 from finback.services.gateway.front import Front
 from finback.services.gateway.http_app import make_app
 from finback.services.gateway.http_server import HttpServer, listen
@@ -158,6 +159,7 @@ class GatewayService(Service):
         lost = self.subjects.event("supervisor", "instance-lost")
         await self.listen(lost, InstanceLost, self._on_lost)
         await self.add_endpoint("failed", PrefillFailed, self._on_failed, scope="instance")
+        await Forgetting(self, self.exchange.model).start()
         self.context.bus.on_reconnect(self.desk.on_reconnect)
 
     async def _serve_http(self) -> None:

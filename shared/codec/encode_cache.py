@@ -7,7 +7,7 @@ first. Salts keep callers apart: nobody can time what another one has sent.
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -26,11 +26,15 @@ class Border:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """A whole prompt: int32 LE ids, the hashes of its full blocks, and its borders in order."""
+    """A whole prompt: int32 LE ids, the hashes of its full blocks, and its borders in order.
+
+    `cache_salt` is what the chain of hashes begins with: whose prompt it is.
+    """
 
     token_ids: bytes
     block_hashes: bytes
     borders: tuple[Border, ...]
+    cache_salt: str = ""
 
     @property
     def num_tokens(self) -> int:
@@ -91,6 +95,14 @@ class EncodeCache:
             self._num_bytes += prompt.num_bytes
             for border in prompt.borders:
                 self._index[border.digest] = (prompt, border.num_tokens)
+
+    def forget(self, is_forgotten: Callable[[Encoded], bool]) -> int:
+        """Drop prompts; returns how many."""
+        with self._lock:
+            doomed = [name for name, prompt in self._prompts.items() if is_forgotten(prompt)]
+            for name in doomed:
+                self._drop(name)
+        return len(doomed)
 
     def _drop(self, last_digest: bytes) -> None:
         prompt = self._prompts.pop(last_digest, None)

@@ -16,6 +16,8 @@ from finback.shared.codec.load import load_tokenizer
 from finback.shared.codec.prompt_groups import Part, grouped
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.kv import block_hash
+from finback.shared.kv.cache_salt import cache_salt_of
+from finback.shared.kv.forget_scope import forget_scope
 from finback.shared.models.source import open_source
 
 BLOCK: Final = 16
@@ -166,3 +168,20 @@ def test_the_longest_unused_prompt_goes_first() -> None:
     too_large = Encoded(token_ids=bytes(4_000), block_hashes=b"", borders=(Border(b"4", 1000),))
     cache.keep(too_large, None)
     assert cache.find([b"4"]) is None
+
+
+def test_prompts_of_a_tenant_or_a_conversation_are_forgotten(smollm: Tokenizer) -> None:
+    cache = EncodeCache(2**22)
+    own = encoder(smollm, cache=cache)
+    talk, other = ask(turn("user", said(400, 1))), ask(turn("user", said(400, 2)))
+    first = own.encode(talk, "ann")
+    for parts, whose in ((other, "ann"), (talk, cache_salt_of("ann", "work")), (talk, "bob")):
+        own.encode(parts, whose)
+    before = cache.num_bytes
+    assert own.forget(forget_scope("nobody", b"")) == 0
+    assert own.forget(forget_scope(None, first.block_hashes)) == 1
+    assert own.forget(forget_scope("ann", b"")) == 2
+    assert 0 < cache.num_bytes < before
+    assert own.encode(talk, "ann") == first, "it is encoded anew"
+    assert own.forget(forget_scope(None, b"")) == 2
+    assert cache.num_bytes == 0
