@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from finback.services.gateway.tool_rules import invalid_value, unsupported
+from finback.services.gateway.tool_rules import invalid_value
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.codec.formats.toolbox import callable_tools
-from finback.shared.codec.structural_tags import TagFault, structural_tag_of
+from finback.shared.codec.structural_tags import structural_tag_of
+from finback.shared.codec.tag_chunks import TagFault
 from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
@@ -89,8 +90,6 @@ def tag_asked(value: Any, field: str, param: str, strictness: str = UNSAID) -> A
         structural_tag_of(value)
     except TagFault as fault:
         where = ".".join(map(str, (param, *fault.path)))
-        if fault.path == ("format",):
-            raise unsupported(where, f"it must be {fault.wanted}") from None
         raise invalid_value(where, fault.wanted) from None
     text = json.dumps(value, ensure_ascii=False)
     spec = GrammarSpec(kind=STRUCTURAL_TAG, text=text, strictness=strictness)

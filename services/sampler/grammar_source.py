@@ -61,6 +61,12 @@ def grammar_id(spec: GrammarSpec) -> str:
     return hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
+def _lark_of_regex(pattern: str, at: str) -> str:
+    check_regex(pattern, pointer=at)
+    made = json.loads(LLMatcher.grammar_from_regex(pattern))["grammars"][0]["lark_grammar"]
+    return str(made).removeprefix("start: ").strip()
+
+
 def engine_text(spec: GrammarSpec) -> str:
     """The engine's own form of `spec`. Raises `InvalidRequest`."""
     return read_source(spec).text
@@ -164,7 +170,7 @@ class _Reader:
             found, options = self._schema(json.dumps(schema), at=at, is_lenient=is_lenient)
             return {**found, "x-guidance": options}
 
-        return tag_grammars(name, text, read)
+        return tag_grammars(name, text, read, _lark_of_regex)
 
     def _choices(self, text: str) -> str:
         try:

@@ -63,7 +63,7 @@ BAD: list[tuple[Any, str]] = [
     ({"grammar": {}}, "grammar"),
     ({"regex": "a", "strictness": "some"}, "strictness"),
     ({"structural_tag": "{"}, "structural_tag"),
-    ({"structural_tag": {"type": "structural_tag", "format": {}}}, "structural_tag.format"),
+    ({"structural_tag": {"type": "structural_tag", "format": {}}}, "structural_tag.format.type"),
     ({"structural_tag": {**TAG, "triggers": []}}, "structural_tag.triggers"),
     ({"structural_tag": {**TAG, "structures": [{"begin": "<f="}]}},
      "structural_tag.structures.0.end"),
