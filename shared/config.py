@@ -192,6 +192,10 @@ class StackConfig:
     cache_dir_compress: bool = setting(False, "compress blocks in files")
     cache_dir_encrypt: bool = setting(False, "encrypt blocks in files with the cluster key")
 
+    cache_exchange_dir: str = setting(
+        "", "folder of exported prefixes and those to import; empty: <run_dir>/exchange"
+    )
+
     router_index_blocks: int = setting(
         2**22,
         "KV blocks that a router knows the holders of; about 75 bytes each",

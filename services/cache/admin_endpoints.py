@@ -1,8 +1,7 @@
 """What operators ask: stats, pin, unpin, evict, verify, export, import."""
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import anyio.lowlevel
 
@@ -14,7 +13,7 @@ from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import KvStore
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
-from finback.shared.errors import InvalidRequest
+from finback.shared.errors import InvalidRequest, PermissionDenied
 from finback.shared.lanes.arena_format import BlockKind, SlotState, TrafficClass
 from finback.shared.lanes.base import CorruptData
 from finback.shared.wire.messages.cache_admin import (
@@ -37,6 +36,7 @@ from finback.shared.wire.messages.cache_admin import (
 )
 
 TIERS: Final = ("host", "file")
+OPERATOR: Final = "supervisor"  # its user of the private NATS server (ADR 3)
 _BATCH: Final = 128  # blocks between two looks at the mailbox
 _MAX_VERIFY_BYTES: Final = 2**30
 
@@ -122,24 +122,33 @@ class AdminEndpoints:
 
     async def _on_export(self, call: Call[ExportRequest]) -> ExchangeReply:
         request = call.message
+        self._check_operator(call)
         hashes = hashes_of(request.salt, request.hashes)
         num_blocks = await self._files.export(
-            Path(request.path), request.salt, hashes, request.block_size
+            request.path, request.salt, hashes, request.block_size
         )
         return ExchangeReply(num_blocks=num_blocks, salt=request.salt)
 
     async def _on_import(self, call: Call[ImportRequest]) -> ExchangeReply:
+        self._check_operator(call)
         request, config = call.message, self._service.config
         retention_s = request.retention_s
         if retention_s is None:
             retention_s = config.cache_retention_chat_s
         salt, hashes = await self._files.import_(
-            Path(request.path),
+            request.path,
             request.cache_salt,
             request.tenant,
             min(retention_s, config.cache_retention_max_s),
+            request.salts,
         )
         return ExchangeReply(num_blocks=len(hashes), salt=salt, hashes=b"".join(hashes))
+
+    def _check_operator(self, call: Call[Any]) -> None:
+        """Behind the private server only the supervisor's user may; that server refuses others, too."""
+        is_private = self._service.config.nats_user == self._service.name
+        if is_private and call.asker != OPERATOR:
+            raise PermissionDenied("only the stack's operator may move prefixes in and out")
 
     async def _on_pin(self, call: Call[PinRequest]) -> PinReply:
         request = call.message

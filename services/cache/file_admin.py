@@ -1,14 +1,15 @@
 """What operators ask of the file tier."""
 
-import os
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, TypeVar
 
 from finback.services.cache.block_names import hashes_of, tenant_digest
+from finback.services.cache.exchange_folder import ExchangeFolder
 from finback.services.cache.file_tier import FileTier
+from finback.services.cache.segments.exchange_format import read_blocks, read_head
 from finback.services.cache.segments.record import Miss
 from finback.shared.clock import unix_s
 from finback.shared.errors import InvalidRequest, NotFound, ServingError, Unavailable
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_NEW_FILE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _FORGET_S: Final = 60.0
 _VERIFY_S: Final = 600.0
 
@@ -38,8 +38,9 @@ class FileStats:
 class FileAdmin:
     """Stats, forget, pin and verify of a tier that may be off, or failing."""
 
-    def __init__(self, tier: FileTier) -> None:
+    def __init__(self, tier: FileTier, exchange: ExchangeFolder) -> None:
         self._tier = tier
+        self._exchange = exchange
         self._scrub: tuple[str, Iterator[Progress], tuple[int, int, int]] | None = None
 
     async def stats(self) -> FileStats:
@@ -86,29 +87,45 @@ class FileAdmin:
         """Let go of a pin."""
         await self._tier.call(lambda store: store.unpin(name))
 
-    async def export(self, path: Path, salt: str, hashes: Sequence[bytes], block_size: int) -> int:
-        """Write a prefix to a new file; returns how many blocks."""
+    async def export(self, path: str, salt: str, hashes: Sequence[bytes], block_size: int) -> int:
+        """Write a prefix to a new file of the exchange folder; returns how many blocks."""
+        name = self._exchange.name_of(path)
 
         def ask(store: "SegmentStore") -> int | Exception:
+            # The tier itself is well, whatever happens here: it must not be left alone for it.
             try:
-                with open(os.open(path, _NEW_FILE, 0o600), "wb") as file:
+                file = self._exchange.create(name)
+            except OSError as error:
+                return error
+            try:
+                with file:
                     return store.export(salt, hashes, file, block_size=block_size)
             except (OSError, ServingError, Miss) as error:
-                # The tier itself is well: it must not be left alone because of this.
-                if not isinstance(error, FileExistsError):
-                    path.unlink(missing_ok=True)
+                self._exchange.remove(name)
                 return error
 
-        return _told(await self._asked(ask), path)
+        return _told(await self._asked(ask), self._exchange.folder / name)
 
     async def import_(
-        self, path: Path, cache_salt: str, tenant: str, retention_s: float
+        self,
+        path: str,
+        cache_salt: str,
+        tenant: str,
+        retention_s: float,
+        salts: Collection[str] = (),
     ) -> tuple[str, list[bytes]]:
-        """Store an exported prefix; returns its salt, and the hashes that it has here."""
+        """Store an exported prefix; returns its salt, and the hashes that it has here.
+
+        All of the file is checked first, so that a bad one leaves nothing behind. `salts`: those that
+        its blocks may fit; empty: any.
+        """
+        name = self._exchange.name_of(path)
 
         def ask(store: "SegmentStore") -> tuple[str, list[bytes]] | Exception:
             try:
-                with path.open("rb") as file:
+                with self._exchange.open(name) as file:
+                    _check_file(file, salts)
+                    file.seek(0)
                     return store.import_(
                         file,
                         cache_salt=cache_salt,
@@ -118,7 +135,7 @@ class FileAdmin:
             except (OSError, ServingError) as error:
                 return error
 
-        return _told(await self._asked(ask), path)
+        return _told(await self._asked(ask), self._exchange.folder / name)
 
     async def _asked(self, ask: Callable[["SegmentStore"], T]) -> T:
         found = await self._tier.call(ask, timeout_s=_VERIFY_S)
@@ -159,6 +176,19 @@ class FileAdmin:
             num_bytes=num_bytes,
             next_cursor="" if is_done else token,
         )
+
+
+def _check_file(file: BinaryIO, salts: Collection[str]) -> None:
+    """InvalidRequest unless every byte is as it was exported, of a model that is served here."""
+    head = read_head(file)
+    if salts and head.salt not in salts:
+        raise InvalidRequest(
+            "the file's blocks are of another model, layout or numerics than those of this stack's "
+            f"workers (salt {head.salt[:16]}, not {', '.join(sorted(s[:16] for s in salts))})",
+            param="path",
+        )
+    for _ in read_blocks(file, head):
+        pass
 
 
 def _told(found: T | Exception, path: Path) -> T:

@@ -12,6 +12,7 @@ from finback.services.cache.arena import Arena
 from finback.services.cache.arena_files import ArenaFiles
 from finback.services.cache.block_endpoints import BlockEndpoints
 from finback.services.cache.elsewhere import Elsewhere
+from finback.services.cache.exchange_folder import ExchangeFolder, exchange_folder
 from finback.services.cache.file_admin import FileAdmin
 from finback.services.cache.file_tier import FileTier
 from finback.services.cache.forget_endpoint import ForgetEndpoint
@@ -83,7 +84,7 @@ class CacheService(Service):
         if self.config.cache_store_once:
             elsewhere = self.store.elsewhere = Elsewhere(self.instance)
             await KvSubscriber(self, elsewhere.open_view).start()
-        files = FileAdmin(self._tier)
+        files = FileAdmin(self._tier, ExchangeFolder(exchange_folder(self.config)))
         await AdminEndpoints(self, self.store, self._blocks, files).start()
         await ForgetEndpoint(self, self.store, files, self._blocks.forgotten).start()
         lost = self.subjects.event("supervisor", "instance-lost")

@@ -20,9 +20,17 @@ SERVICES: Final = ("gateway", "router", "prefill", "decode", "drafter", "cache",
 
 _WORKERS: Final = ("prefill", "decode")
 
+# What only operators ask of caches and gateways: it tells of, moves or drops what others own.
+OPERATOR_VERBS: Final[Mapping[str, tuple[str, ...]]] = {
+    "cache": ("stats", "forget", "pin", "unpin", "evict", "verify", "export", "import"),
+    "gateway": ("forget",),
+    "prefill": ("forget-pool",),
+    "decode": ("forget-pool",),
+}
+
 # Whom each service asks or tells, beside answering what it is asked and publishing its own events.
 _ASKS: Final[Mapping[str, tuple[str, ...]]] = {
-    "gateway": ("router", "prefill", "decode", "sampler", "cache"),
+    "gateway": ("router", "prefill", "decode", "sampler"),
     "router": ("prefill", "decode", "cache", "gateway"),
     "prefill": ("decode", "cache", "router", "gateway"),
     "decode": ("prefill", "cache", "sampler", "drafter", "router", "stream", "gateway"),
@@ -38,6 +46,7 @@ class Permissions:
 
     publish: tuple[str, ...]
     subscribe: tuple[str, ...]
+    never_publish: tuple[str, ...] = ()
 
 
 def permissions(service: str, prefix: str) -> Permissions:
@@ -54,6 +63,17 @@ def permissions(service: str, prefix: str) -> Permissions:
     return Permissions(
         publish=(*asks, *tells, "_INBOX.>", "$JS.API.>", "$JS.ACK.>", "$JS.FC.>", "$KV.>"),
         subscribe=(*hears, f"_INBOX.{service}.>", "$SRV.>", "$KV.>"),
+        never_publish=_operators_only(v1),
+    )
+
+
+def _operators_only(v1: str) -> tuple[str, ...]:
+    """Subjects on which no service asks another, of any instance or of all."""
+    return tuple(
+        f"{v1}.{service}.{where}{verb}"
+        for service, verbs in OPERATOR_VERBS.items()
+        for verb in verbs
+        for where in ("", "*.")
     )
 
 
@@ -104,7 +124,7 @@ def _user(name: str, password: str, allowed: Permissions) -> dict[str, Any]:
         "user": name,
         "password": password,
         "permissions": {
-            "publish": {"allow": list(allowed.publish)},
+            "publish": {"allow": list(allowed.publish), "deny": list(allowed.never_publish)},
             "subscribe": {"allow": list(allowed.subscribe)},
         },
     }

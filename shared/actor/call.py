@@ -12,7 +12,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call(Generic[T]):
-    """One request as the handler sees it. For publishes `wants_reply` is False."""
+    """One request as the handler sees it. For publishes `wants_reply` is False.
+
+    `asker`: the bus user to whose inbox the answer goes, "" if there is none. The server keeps users
+    out of each other's inboxes, so whoever names another's gets no answer.
+    """
 
     message: T
     request_id: str
@@ -20,6 +24,7 @@ class Call(Generic[T]):
     headers: Mapping[str, str]
     deadline: Deadline
     wants_reply: bool = True
+    asker: str = ""
 
     def remaining_s(self) -> float:
         return self.deadline.remaining_s()

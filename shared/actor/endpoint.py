@@ -191,6 +191,7 @@ class Endpoint:
             headers=headers,
             deadline=deadline,
             wants_reply=message.reply is not None,
+            asker=_user_of(message.reply),
         )
         self._check_fences(call)
         parent = tracing.extract(headers) if spec.is_traced else None
@@ -258,6 +259,12 @@ class Endpoint:
     def _refuse(self, message: Message, error: ServingError) -> None:
         if message.reply is not None and self._tasks is not None:
             self._tasks.start_soon(self._reply_error, message, error)
+
+
+def _user_of(inbox: str | None) -> str:
+    """Inboxes lie under `_INBOX.<user>.`."""
+    parts = (inbox or "").split(".")
+    return parts[1] if len(parts) > 2 and parts[0] == "_INBOX" else ""
 
 
 def _on_loop(deadline: Deadline) -> float:

@@ -16,6 +16,7 @@ import xxhash
 
 from finback.services.cache.segments.record import MAX_PAYLOAD_BYTES
 from finback.shared.errors import InvalidRequest
+from finback.shared.lanes.arena_format import MAX_SALT_BYTES
 
 _MAGIC: Final = b"FINBKPX1"
 _HEAD: Final = struct.Struct("<8sI")
@@ -60,6 +61,8 @@ def read_head(file: BinaryIO) -> PrefixHead:
             raise ValueError("salt, tenant and traffic_class are texts")
         if not all(isinstance(number, int) and number > 0 for number in numbers):
             raise ValueError("block_size and num_blocks are positive")
+        if not 0 < len(head.salt.encode()) <= MAX_SALT_BYTES:
+            raise ValueError(f"salt has 1 to {MAX_SALT_BYTES} bytes")
         if head.num_blocks > MAX_BLOCKS:
             raise ValueError(f"more than {MAX_BLOCKS} blocks")
         return head

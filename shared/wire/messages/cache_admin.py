@@ -202,8 +202,8 @@ class ForgetPromptsReply:
 class ExportRequest:
     """Asked on `export`: write the leading run of these blocks, of a prompt from its start, to a file.
 
-    `path` is on the cache's host and must not exist; it is made 0600. Blocks in memory only are not
-    exported: the file tier must be on.
+    `path` is a file of the cache's exchange folder, its name alone or with the folder's path. It must
+    not exist; it is made 0600. Blocks in memory only are not exported: the file tier must be on.
     """
 
     path: str
@@ -216,14 +216,16 @@ class ExportRequest:
 class ImportRequest:
     """Asked on `import`: store an exported prefix under this cluster's key.
 
-    `cache_salt` is what its chain begins with here, `tenant` whose it is. `retention_s` None: that of
-    chat.
+    `path` as of an export. `cache_salt` is what its chain begins with here, `tenant` whose it is.
+    `retention_s` None: that of chat. `salts`: the file's blocks must fit one of these `CacheSpec`s;
+    empty: any.
     """
 
     path: str
     cache_salt: str = ""
     retention_s: float | None = None
     tenant: str = ""
+    salts: tuple[str, ...] = ()
 
 
 @message("cache.ExchangeReply/1")

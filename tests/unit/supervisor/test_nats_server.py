@@ -90,6 +90,34 @@ async def test_a_service_asks_whom_it_needs_and_nobody_else(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
+    ("asker", "subject"),
+    [
+        ("gateway", "finback.v1.cache.cache-1.lookup"),
+        ("decode", "finback.v1.cache.cache-1.export"),
+        ("prefill", "finback.v1.cache.import"),
+        ("router", "finback.v1.cache.cache-1.forget"),
+        ("cache", "finback.v1.cache.cache-1.stats"),
+        ("decode", "finback.v1.gateway.gateway-1.forget"),
+        ("gateway", "finback.v1.decode.decode-1.forget-pool"),
+    ],
+)
+async def test_operators_verbs_are_for_the_supervisor_alone(
+    tmp_path: Path, asker: str, subject: str
+) -> None:
+    answerer = subject.split(".")[2]
+    async with (
+        server(tmp_path) as made,
+        bus(made, asker) as one,
+        bus(made, answerer) as other,
+        bus(made, nats_config.SUPERVISOR) as supervisor,
+    ):
+        await answer_on(other, subject)
+        await other.flush()
+        assert not await answers(one, subject, within_s=0.3)
+        assert await answers(supervisor, subject)
+
+
+@pytest.mark.parametrize(
     ("asker", "answerer", "subject"),
     [
         ("prefill", "gateway", "finback.v1.gateway.gateway-1.failed"),
