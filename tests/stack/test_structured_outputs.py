@@ -340,6 +340,44 @@ def test_refusals_in_each_protocol(
     assert field in error["message"] and told in error["message"]
 
 
+def test_structural_tags_as_a_tree(gpt: openai.OpenAI, claude: anthropic.Anthropic) -> None:
+    number = {"type": "regex", "pattern": "[0-9]{1,3}"}
+    places = {"type": "tag", "begin": "<f=foo>", "end": "</f>",
+              "content": {"type": "json_schema", "json_schema": KINDS["json"]}}  # fmt: skip
+    tree = {
+        "type": "sequence",
+        "elements": [
+            {"type": "const_string", "value": "About "},
+            {"type": "any_text"},
+            {"type": "const_string", "value": "</f>"},
+            {"type": "tag", "begin": "[", "content": number, "end": [")", "]"]},
+            {"type": "tags_with_separator", "tags": [places], "separator": "\n"},
+        ],
+    }
+    tag = {"type": "structural_tag", "format": tree}
+    answers = [
+        by_chat(
+            gpt, {"structured_outputs": {"structural_tag": tag}}, True, reasoning_effort="none"
+        ),
+        by_chat(gpt, {"response_format": tag}, False, reasoning_effort="high"),
+        by_responses(gpt, {"structured_outputs": {"structural_tag": tag}}, True),
+        by_messages(claude, {"structured_outputs": {"structural_tag": tag}}, False),
+    ]
+    whole = [answer.text for answer in answers if answer.is_whole]
+    assert whole
+    for text in whole:
+        found = re.fullmatch(r"About (.*?)</f>\[[0-9]{1,3}[)\]](.*)", text, re.DOTALL)
+        assert found, text
+        assert (
+            islands(found[2], {"structures": TAG["structures"][:1], "triggers": ["<f="]})
+            or not found[2]
+        )
+    wrong = {"structural_tag": {"format": {**tree, "elements": [{"type": "dispatch"}]}}}
+    with pytest.raises(openai.BadRequestError) as caught:
+        by_chat(gpt, {"structured_outputs": wrong}, False)
+    assert caught.value.param == "structured_outputs.structural_tag.format.elements.0.type"
+
+
 def test_tools_beside_it(gpt: openai.OpenAI) -> None:
     tool = {"type": "function", "function": {"name": "now", "strict": True}}
     create: Any = gpt.chat.completions.create
