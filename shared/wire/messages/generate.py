@@ -56,9 +56,10 @@ def _within(name: str, value: float, low: float, high: float, *, open_low: bool 
 class GrammarSpec:
     """What the sampler service constrains an answer to.
 
-    `kind` is `json_object`, `json_schema`, `regex`, `choice`, `lark` or `structural`; `text` is the
-    schema, the expression, the JSON list of choices (empty for json_object), or `{lark, parts}`, where
-    the Lark text names parts (`@p0`) that are grammars of the other kinds: {kind, text, is_lenient}.
+    `kind` is `json_object`, `json_schema`, `regex`, `choice`, `lark`, `structural_tag` or `structural`;
+    `text` is the schema, the expression, the JSON list of choices (empty for json_object), the tag's
+    JSON, or `{lark, parts}`, where the Lark text names parts (`@p0`) that are grammars of the other
+    kinds: {kind, text, is_lenient, param, at} (`param`, `at`: where in the request it stands).
     `grammar_id` is the content hash that the sampler answered to `sampler.CompileRequest`.
     `strictness`: `strict` refuses what cannot be enforced exactly, `lenient` lets that part go and
     says so (`CompileReply.widened`).

@@ -18,7 +18,9 @@ from finback.services.gateway.responses_conversation import (
 from finback.services.gateway.responses_items import items_of
 from finback.services.gateway.responses_schema import ResponsesRequest
 from finback.services.gateway.schema import CompletionRequest
+from finback.services.gateway.service import load_model
 from finback.services.gateway.validation import check
+from finback.shared import config as settings
 from finback.shared.errors import InvalidRequest, Unavailable
 from finback.shared.wire.messages.generate import GrammarSpec
 
@@ -221,6 +223,16 @@ def test_strictness(given: dict[str, Any], default: str, wanted: str) -> None:
     found = of_chat(structured_outputs=given)
     assert found is not None
     assert with_strictness(found.spec, default).strictness == wanted
+
+
+def test_the_settings_decide_where_nobody_does() -> None:
+    body = {"model": "m", "messages": MESSAGES, "structured_outputs": {"json": {}}}
+    conversation = conversation_of(check(body, ChatRequest))
+    for strictness in ("strict", "lenient"):
+        config = settings.load(None, {}, {"grammar_strictness": strictness, "model_name": "m"})[0]
+        found = load_model(config).grammar(conversation)
+        assert found is not None
+        assert found.strictness == strictness
 
 
 @pytest.mark.parametrize(("strict", "wanted"), [(True, "strict"), (False, "lenient"), (None, "")])
