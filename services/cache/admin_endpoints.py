@@ -1,12 +1,13 @@
-"""What operators ask: stats, pin, unpin, evict, verify, export, import."""
+"""What operators ask: pin, unpin, evict, verify, export, import."""
 
-from collections.abc import Iterator
+import math
 from typing import Any, Final
 
 import anyio.lowlevel
 
 from finback.services.cache.block_endpoints import BlockEndpoints
-from finback.services.cache.block_names import hashes_of
+from finback.services.cache.block_names import hashes_of, tenant_digest
+from finback.services.cache.evict_choice import EvictChoice
 from finback.services.cache.file_admin import FileAdmin
 from finback.services.cache.retention import traffic_class
 from finback.services.cache.slots import SlotKey
@@ -14,7 +15,7 @@ from finback.services.cache.store import KvStore
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.errors import InvalidRequest, PermissionDenied
-from finback.shared.lanes.arena_format import BlockKind, SlotState, TrafficClass
+from finback.shared.lanes.arena_format import SlotState, TrafficClass
 from finback.shared.lanes.base import CorruptData
 from finback.shared.wire.messages.cache_admin import (
     EvictReply,
@@ -22,14 +23,8 @@ from finback.shared.wire.messages.cache_admin import (
     ExchangeReply,
     ExportRequest,
     ImportRequest,
-    PinInfo,
     PinReply,
     PinRequest,
-    PrefixUse,
-    StatsReply,
-    StatsRequest,
-    Tally,
-    TierUsage,
     UnpinRequest,
     VerifyReply,
     VerifyRequest,
@@ -57,7 +52,6 @@ class AdminEndpoints:
     async def start(self) -> None:
         """Answer from now on."""
         for verb, request_type, handler in (
-            ("stats", StatsRequest, self._on_stats),
             ("pin", PinRequest, self._on_pin),
             ("unpin", UnpinRequest, self._on_unpin),
             ("evict", EvictRequest, self._on_evict),
@@ -66,57 +60,6 @@ class AdminEndpoints:
             ("import", ImportRequest, self._on_import),
         ):
             await self._service.add_endpoint(verb, request_type, handler, scope="both", workers=2)
-
-    # --- stats
-
-    async def _on_stats(self, call: Call[StatsRequest]) -> StatsReply:
-        self._blocks.measure()
-        arena, counts = self._store.arena, self._store.arena.counts()
-        files = await self._files.stats()
-        return StatsReply(
-            instance=self._service.instance,
-            epoch=self._service.epoch,
-            arena_bytes=arena.num_bytes,
-            max_bytes=self._service.config.arena_bytes,
-            num_leases=counts.num_leases,
-            slots={
-                "free": counts.num_free,
-                "reserved": counts.num_reserved,
-                "committed": counts.num_committed,
-                "quarantined": counts.num_quarantined,
-                "kept": counts.num_kept,
-            },
-            usage=(*self._host_usage(), *files.usage),
-            tallies=tuple(
-                Tally(what=what, label=label, count=count)
-                for what, label, count in self._blocks.tallies.items()
-            ),
-            prefixes=tuple(
-                PrefixUse(salt=salt, hash=d, num_reads=n.num_reads, num_blocks=n.num_blocks)
-                for salt, d, n in self._store.top.top(max(0, min(call.message.num_prefixes, 100)))
-            ),
-            pins=tuple(self._pins()),
-            file_bytes=files.num_bytes,
-            file_max_bytes=files.max_bytes,
-            file_state=files.state,
-            num_waiting_writes=self._blocks.num_waiting_writes,
-        )
-
-    def _host_usage(self) -> Iterator[TierUsage]:
-        for (kind, class_), num_blocks in self._kept.num_blocks.items():
-            if num_blocks:
-                yield TierUsage(
-                    tier="host",
-                    kind=kind.name.lower(),
-                    traffic_class=class_.name.lower(),
-                    num_blocks=num_blocks,
-                    num_bytes=self._kept.num_bytes[kind, class_],
-                )
-
-    def _pins(self) -> Iterator[PinInfo]:
-        for name, (salt, hashes) in self._store.pins.pins.items():
-            num_held = self._store.num_held(salt, hashes)
-            yield PinInfo(name=name, salt=salt, num_blocks=len(hashes), num_held=num_held)
 
     # --- files, pin, evict
 
@@ -166,27 +109,33 @@ class AdminEndpoints:
         request = call.message
         if request.tier != "host":
             raise InvalidRequest("files are only forgotten, not evicted", param="tier")
-        class_ = traffic_class(request.traffic_class) if request.traffic_class else None
         if request.num_bytes < 0:
             raise InvalidRequest("num_bytes must be 0 or more", param="num_bytes")
-        num_blocks = num_bytes = 0
-        highest = TrafficClass.AGENT if class_ is None else class_
-        while (key := self._next(highest)) is not None:
+        if not 0 <= request.older_than_s < math.inf:
+            raise InvalidRequest("older_than_s must be 0 or more", param="older_than_s")
+        choice = self._choice(request)
+        num_blocks = num_bytes = num_seen = 0
+        for key in choice.keys(self._book, self._kept):
             if request.num_bytes and num_bytes >= request.num_bytes:
                 break
+            num_seen += 1
+            if num_seen % _BATCH == 0:
+                await anyio.lowlevel.checkpoint()
+            if choice.rank(key, self._book, self._kept) is None:  # it was taken meanwhile
+                continue
             num_blocks += 1
             num_bytes += self._book.slot_bytes(key)
             self._store.give_up([key], "asked")
-            if num_blocks % _BATCH == 0:
-                await anyio.lowlevel.checkpoint()
         return EvictReply(num_blocks=num_blocks, num_bytes=num_bytes)
 
-    def _next(self, highest: TrafficClass) -> SlotKey | None:
-        for kind in BlockKind:
-            found = self._kept.oldest_of_kind(kind)
-            if found is not None and found[0][0] <= highest:
-                return found[1]
-        return None
+    def _choice(self, request: EvictRequest) -> EvictChoice:
+        named = request.traffic_class
+        before_s = self._store.clocks.now().mono_s - request.older_than_s
+        return EvictChoice(
+            highest=traffic_class(named) if named else TrafficClass.AGENT,
+            tenant=None if request.tenant is None else tenant_digest(request.tenant),
+            before_s=before_s if request.older_than_s else None,
+        )
 
     # --- verify
 

@@ -18,10 +18,12 @@ from finback.services.cache.retention import block_kind
 from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import Found, KvStore
 from finback.services.cache.tallies import Tallies
+from finback.services.cache.uses import LOOKUP, READ, Uses
 from finback.services.cache.write_back import WriteBack
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.errors import InvalidRequest
+from finback.shared.kv.block_hash import HASH_BYTES
 from finback.shared.lanes.arena_format import BlockKind
 from finback.shared.lanes.shm import ArenaReader
 from finback.shared.telemetry.tracing import annotate
@@ -50,6 +52,7 @@ class BlockEndpoints:
         self._tier = tier
         self._metrics = service.metrics
         self.tallies = Tallies(service.metrics)
+        self.uses = Uses(service.metrics)
         self.reader = ArenaReader(store.arena.folder)
         self.forgotten = Forgotten()
         self._promotion = Promotion(service, store, tier, self.forgotten)
@@ -123,7 +126,30 @@ class BlockEndpoints:
             num_found += self._run_in_any_tier(request.salt, hashes[num_host:], at)
             if request.prefetch:
                 self._prefetch(request.salt, hashes)
+        if kind is BlockKind.BLOCK:
+            self._account_lookup(request, hashes, num_host, num_found, at)
         return LookupReply(num_found=num_found, num_host=num_host)
+
+    def _account_lookup(
+        self,
+        request: LookupRequest,
+        hashes: Sequence[bytes],
+        num_host: int,
+        num_found: int,
+        at: Now,
+    ) -> None:
+        outcomes, why = {"host": num_host, "file": num_found - num_host}, ""
+        if num_found < len(hashes):
+            why = self._store.why_missing(request.salt, hashes[num_found], BlockKind.BLOCK, at)
+            outcomes[why] = len(hashes) - num_found
+        self.uses.add(LOOKUP, request.traffic_class, outcomes)
+        annotate(
+            **{
+                "finback.cache.hits_host": num_host,
+                "finback.cache.hits_file": num_found - num_host,
+                "finback.cache.miss": why,
+            }
+        )
 
     def _run_in_any_tier(self, salt: str, hashes: Sequence[bytes], at: Now) -> int:
         for count, digest in enumerate(hashes):
@@ -145,6 +171,10 @@ class BlockEndpoints:
             found = Found(found.keys[: len(tickets)], miss)
         num_from_files = max(0, len(found.keys) - num_host)
         self._account(found, num_from_files)
+        outcomes = {"host": len(found.keys) - num_from_files, "file": num_from_files}
+        if found.miss:
+            outcomes[found.miss] = len(request.hashes) // HASH_BYTES - len(found.keys)
+        self.uses.add(READ, request.traffic_class, outcomes)
         return ReadReply(tickets=tickets, miss=found.miss, num_from_files=num_from_files)
 
     async def _wait_for_files(self, request: ReadRequest, found: Found) -> Found:

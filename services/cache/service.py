@@ -18,6 +18,7 @@ from finback.services.cache.file_tier import FileTier
 from finback.services.cache.forget_endpoint import ForgetEndpoint
 from finback.services.cache.holdings import Holdings
 from finback.services.cache.kept import Now
+from finback.services.cache.stats_endpoint import StatsEndpoint
 from finback.services.cache.store import KvStore
 from finback.services.cache.store_policy import store_policy
 from finback.shared.actor.endpoint import Call
@@ -85,6 +86,7 @@ class CacheService(Service):
             elsewhere = self.store.elsewhere = Elsewhere(self.instance)
             await KvSubscriber(self, elsewhere.open_view).start()
         files = FileAdmin(self._tier, ExchangeFolder(exchange_folder(self.config)))
+        await StatsEndpoint(self, self.store, self._blocks, files).start()
         await AdminEndpoints(self, self.store, self._blocks, files).start()
         await ForgetEndpoint(self, self.store, files, self._blocks.forgotten).start()
         lost = self.subjects.event("supervisor", "instance-lost")

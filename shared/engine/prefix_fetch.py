@@ -120,7 +120,9 @@ class PrefixFetcher:
             "finback.num_device": hold.num_device,
         }
         with tracing.span("cache lookup", attributes, parent=parent) as span:
-            reply = await self._cache.lookup([hold.hashes[i] for i in missing], terms.request_id)
+            names = [hold.hashes[i] for i in missing]
+            class_ = terms.traffic_class
+            reply = await self._cache.lookup(names, terms.request_id, traffic_class=class_)
             if reply is None:
                 fetched.miss = "failed"
                 return []

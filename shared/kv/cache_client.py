@@ -118,10 +118,17 @@ class CacheClient:
     # -- questions
 
     async def lookup(
-        self, hashes: Sequence[bytes], request_id: str = "", *, kind: str = "block"
+        self,
+        hashes: Sequence[bytes],
+        request_id: str = "",
+        *,
+        kind: str = "block",
+        traffic_class: str = "",
     ) -> LookupReply | None:
         """How much of this run is there; None when there is no cache."""
-        request = LookupRequest(salt=self.salt, hashes=b"".join(hashes), kind=kind)
+        request = LookupRequest(
+            salt=self.salt, hashes=b"".join(hashes), kind=kind, traffic_class=traffic_class
+        )
         return await self.ask("lookup", request, LookupReply, _LOOKUP_TIMEOUT_S, request_id)
 
     async def report_bad(self, block_hash: bytes, ticket: Ticket, reason: str) -> None:
@@ -233,6 +240,7 @@ class CacheLease:
             lease_id=self.lease_id,
             kind=kind,
             wait_ms=wait_ms,
+            traffic_class=self.terms.traffic_class,
         )
         self._begin()
         timeout_s = wait_ms / 1000 + _READ_SLACK_S

@@ -61,11 +61,34 @@ class PinInfo:
     num_held: int
 
 
+@message("cache.UseTally/1")
+class UseTally:
+    """Blocks that were asked for, of a traffic class ("": the asker did not say), by outcome.
+
+    `what`: `lookup` (what prompts could have had) or `read` (what was handed out). `outcome`: the tier
+    (`host`, `file`), or why the run had ended before them (as `ReadReply.miss`).
+    """
+
+    what: str
+    traffic_class: str
+    outcome: str
+    num_blocks: int
+
+
+@message("cache.TenantUsage/1")
+class TenantUsage:
+    """One of the tenants with most in memory. `tenant`: 32 hex digits of a digest of the name."""
+
+    tenant: str
+    num_bytes: int
+
+
 @message("cache.StatsReply/1")
 class StatsReply:
     """`slots` are counts by state (`free`, `reserved`, `committed`, `quarantined`, `kept`).
 
-    `max_bytes` is the arena's bound, `file_max_bytes` that of the file tier; 0: there is none.
+    `max_bytes` is the arena's bound, `file_max_bytes` that of the file tier, `tenant_max_bytes` and
+    `file_tenant_max_bytes` those of a tenant in either, `state_max_bytes` that of states; 0: none.
     `file_state`: `off`, `on`, or why the tier is left alone.
     """
 
@@ -83,6 +106,11 @@ class StatsReply:
     file_max_bytes: int = 0
     file_state: str = "off"
     num_waiting_writes: int = 0
+    uses: tuple[UseTally, ...] = ()
+    tenants: tuple[TenantUsage, ...] = ()
+    tenant_max_bytes: int = 0
+    state_max_bytes: int = 0
+    file_tenant_max_bytes: int = 0
 
 
 @message("cache.ForgetRequest/1")
@@ -140,12 +168,15 @@ class EvictRequest:
     """Asked on `evict`: give up blocks of `tier` (only `host`), in the order in which they would go.
 
     Until `num_bytes` are free of what may go (0: all of it), only of `traffic_class` and those below
-    it (empty: of any). What is leased or pinned stays.
+    it (empty: of any), of `tenant` (None: of any), unused for `older_than_s` (0: of any age). What is
+    leased or pinned stays.
     """
 
     tier: str = "host"
     num_bytes: int = 0
     traffic_class: str = ""
+    tenant: str | None = None
+    older_than_s: float = 0.0
 
 
 @message("cache.EvictReply/1")

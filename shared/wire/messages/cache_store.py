@@ -53,12 +53,14 @@ class LookupRequest:
     """Asked on `cache.<instance>.lookup`: how long the leading run of these blocks is, by tier.
 
     Nothing is leased. `prefetch`: begin to bring the run from the files into memory.
+    `traffic_class` is for the statistics.
     """
 
     salt: str
     hashes: bytes
     kind: str = "block"
     prefetch: bool = False
+    traffic_class: str = ""
 
 
 @message("cache.LookupReply/1")
@@ -85,6 +87,7 @@ class ReadRequest:
     At most 64 hashes. Blocks in the file tier are brought into memory first, waited for up to
     `wait_ms`. `lane` is what the reader can use: `shm` or `nats`. The lease (32 hex digits, drawn by
     the asker; the same for all reads of one request) keeps the blocks until `cache.release`.
+    `traffic_class` is for the statistics.
     """
 
     request_id: str
@@ -97,6 +100,7 @@ class ReadRequest:
     lane: str = "shm"
     lease_ms: int = 10_000
     wait_ms: int = 2_000
+    traffic_class: str = ""
 
 
 @message("cache.ReadReply/1")
