@@ -1,7 +1,7 @@
 """Many short requests, many streams and kills: is anything held afterwards that nobody needs?
 
     python benchmarks/cache/leaks.py [--layout separate] [--lane shm] [--deterministic] [--requests 2000]
-                                     [--streams 200] [--kills 5] [--seed 1]
+                                     [--warm 40] [--streams 200] [--kills 5] [--seed 1]
 
 Two tenants with a key each ask with prompts that share prefixes; some clients leave in the middle. Then
 `--streams` answers are streamed at once, then decode is killed under streams. When all leases must have
@@ -207,7 +207,7 @@ async def held(under: Under) -> dict[str, Any]:
 
 async def hunt(under: Under, args: argparse.Namespace) -> dict[str, Any]:
     """All phases; see the module."""
-    made: dict[str, Any] = {"outcomes": await ask_many(under, 40, AT_ONCE, 0, most=4)}
+    made: dict[str, Any] = {"outcomes": await ask_many(under, args.warm, AT_ONCE, 0, most=4)}
     half = args.requests // 2
     begun = time.monotonic()
     for part in (1, 2):
@@ -250,6 +250,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--lane", choices=("shm", "nats"), default="shm")
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--requests", type=int, default=2000)
+    parser.add_argument("--warm", type=int, default=40, help="requests before that, not compared")
     parser.add_argument("--streams", type=int, default=200)
     parser.add_argument("--kills", type=int, default=5)
     parser.add_argument("--seed", type=int, default=1)
