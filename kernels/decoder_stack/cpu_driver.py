@@ -89,10 +89,11 @@ def _run_layers(thread, num_threads, job):
     hidden_tiles, qkv_tiles = hidden // TILE_COLUMNS, qkv_size // TILE_COLUMNS
     num_units = _write_units(job)
     phase = 0
-    embed_rows(job, phase, num_threads)
+    if job[Job.FIRST_LAYER] == 0:
+        embed_rows(job, phase, num_threads)
     mark(thread, job, phase)
     phase += 1
-    for index in range(job[Job.NUM_LAYERS]):
+    for index in range(job[Job.FIRST_LAYER], job[Job.END_LAYER]):
         layer = job[Job.LAYERS] + index * Layer.SIZE * 8
         norm_rows(job, phase, num_threads, peek_i64(layer + Layer.ATTN_NORM * 8), index > 0)
         mark(thread, job, phase)
@@ -122,7 +123,8 @@ def _run_layers(thread, num_threads, job):
                  job[Job.ACTIVATED], inner, job[Job.DELTA], hidden * 4, panel)  # fmt: skip
         mark(thread, job, phase)
         phase += 1
-    norm_out_rows(job, phase, num_threads, job[Job.NUM_LAYERS] > 0)
+    if job[Job.END_LAYER] == job[Job.NUM_LAYERS]:
+        norm_out_rows(job, phase, num_threads, job[Job.NUM_LAYERS] > 0)
     mark(thread, job, phase)
 
 

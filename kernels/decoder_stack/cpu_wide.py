@@ -340,10 +340,11 @@ def run_wide(thread, num_threads, job):
     num_units, num_kv_units = _write_wide_units(job), _write_kv_units(job)
     amx_start((scratch,))
     phase = 0
-    embed_rows(job, phase, num_threads)
+    if job[Job.FIRST_LAYER] == 0:
+        embed_rows(job, phase, num_threads)
     mark(thread, job, phase)
     phase += 1
-    for index in range(job[Job.NUM_LAYERS]):
+    for index in range(job[Job.FIRST_LAYER], job[Job.END_LAYER]):
         layer = job[Job.LAYERS] + index * Layer.SIZE * 8
         begin = _first_needed(job, index)
         _norm_wide(job, phase, 0, peek_i64(layer + Layer.ATTN_NORM * 8))
@@ -378,6 +379,7 @@ def run_wide(thread, num_threads, job):
                        job[Job.ACTIVATED], inner, job[Job.X], hidden * 4, 1, begin, panel)  # fmt: skip
         mark(thread, job, phase)
         phase += 1
-    norm_out_rows(job, phase, num_threads, False)
+    if job[Job.END_LAYER] == job[Job.NUM_LAYERS]:
+        norm_out_rows(job, phase, num_threads, False)
     mark(thread, job, phase)
     amx_stop((scratch,))

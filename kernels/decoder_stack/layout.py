@@ -65,6 +65,9 @@ class Job(IntEnum):
     HEAD_IN = auto()  # float32 [R, hidden]
     LOGITS = auto()  # float32 [R, logits_step / 4]
     LOGITS_STEP = auto()
+    # the layers of this call; a step may come in several
+    FIRST_LAYER = auto()
+    END_LAYER = auto()
     # int64 [phases]: processor cycles when thread 0 ended each phase of the job; 0: not wanted
     CLOCK = auto()
     SIZE = auto()

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from finback.shared.models.layer_gate import LayerGate
 from finback.shared.models.state_slots import StateSlots
 
 
@@ -31,6 +32,7 @@ class ForwardBatch:
     cu_seqlens: [S + 1] int32, rows per sequence, cumulative. context_lens: [S] int32, tokens in KV
     with this step's rows (so the last row's position + 1). max_q, max_context: the largest of them.
     logit_rows: [R] int64, rows whose hidden state leaves the model. state: of models that have some.
+    gate: what to wait for on the way through the layers; None: all KV is there.
     """
 
     token_ids: torch.Tensor
@@ -43,6 +45,7 @@ class ForwardBatch:
     max_context: int
     logit_rows: torch.Tensor
     state: StateBatch | None = None
+    gate: LayerGate | None = None
 
     @property
     def num_rows(self) -> int:

@@ -8,7 +8,7 @@ have the same bits in both modes, whatever runs beside them.
 
 import math
 import threading
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,7 @@ from finback.shared.models.config import ModelConfig
 from finback.shared.models.cpu_profile import PhaseProfile
 from finback.shared.models.cpu_weights import CpuWeights, load_cpu_weights
 from finback.shared.models.kv_pool import KVPool
+from finback.shared.models.layer_gate import whole
 from finback.shared.models.rope import RotaryTable, inverse_frequencies
 from finback.shared.models.row_classes import split_rows
 from finback.shared.models.weight_names import ROPE_FACTORS
@@ -77,6 +78,8 @@ def unsupported(config: ModelConfig) -> str | None:
 
 class CpuStack:
     """A `CausalLM`; `forward` and `logits` return buffers that the next call overwrites."""
+
+    waits_for_layers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -249,7 +252,12 @@ class CpuStack:
             job[name] = self._buffer(name.name, _whole_blocks(rows), columns).data_ptr()
         job[Job.COS], job[Job.SIN] = self._rope.cos.data_ptr(), self._rope.sin.data_ptr()
         job[Job.TASK] = task
-        run_stack(0, self.num_threads, job)
+        gate, num_layers = batch.gate, config.num_layers
+        for first, end in whole(num_layers) if gate is None else gate.ranges(num_layers):
+            if gate is not None:
+                gate.wait(end)
+            job[Job.FIRST_LAYER], job[Job.END_LAYER] = first, end
+            run_stack(0, self.num_threads, job)
         if self._profile is not None:
             self._profile.add(task)
 

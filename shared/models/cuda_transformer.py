@@ -6,6 +6,7 @@ library's, with the rest fused between them. The residual stream is float32, all
 """
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -57,6 +58,9 @@ def unsupported(config: ModelConfig) -> str | None:
 
 class CudaTransformer(Transformer):
     """A `CausalLM`; weights are loaded as the plain network's."""
+
+    # Recorded steps have no place to wait, and nothing copies on a stream of its own yet.
+    waits_for_layers: ClassVar[bool] = False
 
     def __init__(
         self,

@@ -90,6 +90,14 @@ class KVPool:
         for kv, part in enumerate(self._block_views(block_id, num_tokens)):
             _copy(part, host[:, kv])
 
+    def unpack_layers(self, block_id: int, first: int, end: int, data: memoryview) -> None:
+        """Read layers `first` to `end` - 1 of a full packed block, [layer, k/v, token, head, dim]."""
+        size, heads, dim = self.block_size, self.num_kv_heads, self.head_dim
+        flat = torch.frombuffer(data, dtype=DTYPES[self.kv_dtype])
+        host = flat.view(end - first, 2, size, heads, dim)
+        for kv, part in enumerate(self._block_views(block_id, size)):
+            _copy(part[first:end], host[:, kv])
+
     def gather_block(self, block_id: int, num_tokens: int) -> torch.Tensor:
         """The block in the host layout, on the pool's device: [layer, k/v, token, head, dim]."""
         return torch.stack(self._block_views(block_id, num_tokens), dim=1)

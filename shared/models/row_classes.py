@@ -51,5 +51,6 @@ def _select(batch: ForwardBatch, chosen: np.ndarray, is_wide: bool) -> Part:
         max_q=int(counts[chosen].max()),
         max_context=int(lens.max()),
         logit_rows=torch.from_numpy(new_rows[wanted[outputs]]),
+        gate=batch.gate,
     )
     return Part(batch=part, is_wide=is_wide, outputs=torch.from_numpy(outputs))

@@ -1,6 +1,7 @@
 """The network in separate ops, over whatever kernels were selected: plain and on any device."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -45,6 +46,8 @@ class Layer:
 
 class Transformer:
     """A `CausalLM` that calls one kernel an op. Activations are float32 between ops."""
+
+    waits_for_layers: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -127,6 +130,8 @@ class Transformer:
         kernels, eps = self.kernels, self.config.rms_norm_eps
         x = kernels.embedding(batch.token_ids, self._embedding)
         for index, layer in enumerate(self._layers):
+            if batch.gate is not None:
+                batch.gate.wait(index + 1)
             normed = kernels.rms_norm(x, layer.attn_norm, eps)
             x = x + self._attention(normed, layer, batch, kv, index, cos, sin)
             normed = kernels.rms_norm(x, layer.mlp_norm, eps)

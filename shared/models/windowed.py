@@ -6,7 +6,7 @@ bits depend on its context, not on chunks and company. That is slow, and exact.
 """
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,6 +20,8 @@ from finback.shared.models.window_state import WINDOW_PART, window_state
 
 class WindowedTransformer(Transformer):
     """A `StatefulLM`; the batch of every call names the state of its sequences."""
+
+    waits_for_layers: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
