@@ -4,6 +4,8 @@ import json
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from finback.services.gateway.answer_formats import asked_of, from_text_format
 from finback.services.gateway.chat_schema import ChatRequest
@@ -20,7 +22,7 @@ from finback.services.gateway.responses_schema import ResponsesRequest
 from finback.services.gateway.schema import CompletionRequest
 from finback.services.gateway.service import load_model
 from finback.services.gateway.validation import check
-from finback.shared import config as settings
+from finback.shared import config
 from finback.shared.errors import InvalidRequest, Unavailable
 from finback.shared.wire.messages.generate import GrammarSpec
 
@@ -44,6 +46,9 @@ FORMS: list[tuple[dict[str, Any], str]] = [
     ({"structural_tag": json.dumps(TAG)}, "structural_tag"),
     ({"regex": "a", "choice": None, "strictness": "lenient"}, "regex"),
 ]
+FIELDS = ["json", "json_object", "regex", "choice", "grammar", "structural_tag", "strictness"]
+WORDS = [*FIELDS, "type", "json_schema", "schema", "name", "strict", "structures", "triggers",
+         "begin", "end", "format", "elements", "content", "tags"]  # fmt: skip
 # (structured_outputs, the field that is refused)
 BAD: list[tuple[Any, str]] = [
     ({}, ""),
@@ -229,8 +234,8 @@ def test_the_settings_decide_where_nobody_does() -> None:
     body = {"model": "m", "messages": MESSAGES, "structured_outputs": {"json": {}}}
     conversation = conversation_of(check(body, ChatRequest))
     for strictness in ("strict", "lenient"):
-        config = settings.load(None, {}, {"grammar_strictness": strictness, "model_name": "m"})[0]
-        found = load_model(config).grammar(conversation)
+        chosen = {"grammar_strictness": strictness, "model_name": "m"}
+        found = load_model(config.load(None, {}, chosen)[0]).grammar(conversation)
         assert found is not None
         assert found.strictness == strictness
 
@@ -286,3 +291,25 @@ def test_a_header_of_what_is_not_enforced() -> None:
     shown, left = many.rsplit(", +", 1)
     assert len(shown.split(", ")) + int(left) == 500
     assert widened_header(["x" * 2000, "y"]) == "x" * MAX_WIDENED_CHARS + ", +2"
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 2) | st.text(max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=2)
+        | st.dictionaries(st.sampled_from(WORDS) | st.text(max_size=3), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=2), VALUES)
+def test_anything_is_a_grammar_or_a_refusal_by_its_field(given: Any, other: Any) -> None:
+    for fields in ({"structured_outputs": given}, {"response_format": other}):
+        try:
+            found = of_chat(**fields)
+        except InvalidRequest as error:
+            assert (error.param or "").split(".")[0] in fields
+            continue
+        assert found is None or found.spec.kind
