@@ -32,6 +32,24 @@ _OPPOSITES: Final[Mapping[str, tuple[str, str, int]]] = {
     "maxItems": ("array", "minItems", 1),
 }
 
+# keyword -> the only type that it says something of
+_SPEAKS_OF: Final[Mapping[str, str]] = {
+    **dict.fromkeys(
+        ("properties", "required", "additionalProperties", "patternProperties", "minProperties",
+         "maxProperties", "propertyNames", "dependentRequired", "dependentSchemas", "dependencies"),
+        "object",
+    ),
+    **dict.fromkeys(
+        ("items", "prefixItems", "additionalItems", "minItems", "maxItems", "uniqueItems", "contains",
+         "minContains", "maxContains"),
+        "array",
+    ),
+    **dict.fromkeys(("minLength", "maxLength", "pattern", "format"), "string"),
+    **dict.fromkeys(
+        ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"), "number"
+    ),
+}  # fmt: skip
+
 
 def negate(schema: Any, resolve: Resolve, depth: int = 0) -> Any:
     """The complement as a schema, or None."""
@@ -173,26 +191,47 @@ def _broken_member(properties: dict[str, Any], resolve: Resolve, depth: int) -> 
     return any_of(parts)
 
 
-def may_meet(one: Any, other: Any, resolve: Resolve, depth: int = 0) -> bool:
-    """False only if no value is right by both."""
+def may_meet(
+    one: Any, other: Any, resolve: Resolve, depth: int = 0, types: frozenset[str] = ALL_TYPES
+) -> bool:
+    """False only if no value of one of `types` is right by both."""
     if one is False or other is False:
         return False
     if one is True or other is True or depth > _MAX_DEPTH:
         return True
+
+    def meet(ours: Any, theirs: Any) -> bool:
+        return may_meet(ours, theirs, resolve, depth + 1, types)
+
     for first, second in ((one, other), (other, one)):
-        if "$ref" in first and not may_meet(resolve(first), second, resolve, depth + 1):
+        if "$ref" in first and not meet(resolve(first), second):
             return False
-        for part in first.get("allOf") or ():
-            if not may_meet(part, second, resolve, depth + 1):
-                return False
+        if not all(meet(part, second) for part in first.get("allOf") or ()):
+            return False
         for keyword in ("anyOf", "oneOf"):
             branches = first.get(keyword)
-            if branches and not any(may_meet(b, second, resolve, depth + 1) for b in branches):
+            if branches and not any(meet(branch, second) for branch in branches):
                 return False
     if "$ref" in one or "$ref" in other:
         return True
-    types = types_of(one) & types_of(other)
-    return any(_may_meet_in(name, one, other, resolve, depth) for name in types)
+    left = types_of(one) & types_of(other) & types
+    return any(_may_meet_in(name, one, other, resolve, depth) for name in left)
+
+
+def is_all_of_type(schema: Any, name: str, resolve: Resolve, depth: int = 0) -> bool:
+    """True only if every value of a type is right."""
+    if isinstance(schema, bool):
+        return schema
+    if "$ref" in schema:
+        alone = not set(schema) - {"$ref"} - ANNOTATIONS and depth < _MAX_DEPTH
+        return alone and is_all_of_type(resolve(schema), name, resolve, depth + 1)
+    for keyword, value in schema.items():
+        if keyword == "type":
+            if name not in (value if isinstance(value, list) else [value]):
+                return False
+        elif keyword not in ANNOTATIONS and _SPEAKS_OF.get(keyword, name) == name:
+            return False
+    return True
 
 
 def _may_meet_in(

@@ -23,11 +23,11 @@ class References:
             self._bases[id(schema)] = base
             self._note(pointer, schema, base)
 
-    def resolve(self, schema: dict[str, Any], pointer: str) -> Any:
-        """What the `$ref` of `schema` means. Raises `SchemaFault`."""
-        ref = schema["$ref"]
-        at = child(pointer, "$ref")
-        resource, fragment = _absolute(self._base(schema), ref)
+    def resolve(self, schema: dict[str, Any], pointer: str, keyword: str = "$ref") -> Any:
+        """What the `$ref` of `schema` means (or `keyword`'s reference). Raises `SchemaFault`."""
+        ref = schema[keyword]
+        at = child(pointer, keyword)
+        resource, fragment = _absolute(self.base(schema), ref)
         found = self._resources.get(resource)
         if found is None:
             raise SchemaFault(
@@ -44,7 +44,8 @@ class References:
             return anchored
         return _at(found, fragment, ref, at)
 
-    def _base(self, schema: dict[str, Any]) -> str:
+    def base(self, schema: dict[str, Any]) -> str:
+        """The address of the resource that a schema lies in."""
         return self._bases.get(id(schema), _DEFAULT_BASE)
 
     def _walk(self) -> Iterator[tuple[str, dict[str, Any], str]]:

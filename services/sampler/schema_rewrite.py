@@ -9,11 +9,22 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from finback.services.sampler.ecma_regex import for_engine
-from finback.services.sampler.schema_ends import Endings
+from finback.services.sampler.schema_arrays import (
+    arrays_or_others,
+    containing_arrays,
+    unique_arrays,
+)
+from finback.services.sampler.schema_ends import ALL_TYPES, Endings, types_of
 from finback.services.sampler.schema_evaluated import evaluated_members
 from finback.services.sampler.schema_fault import SchemaFault, child, dialect_of
 from finback.services.sampler.schema_formats import UNSUPPORTED, format_parts
-from finback.services.sampler.schema_negate import all_of, any_of, may_meet, negate
+from finback.services.sampler.schema_negate import (
+    all_of,
+    any_of,
+    is_all_of_type,
+    may_meet,
+    negate,
+)
 from finback.services.sampler.schema_refs import References
 from finback.services.sampler.schema_walk import MANY, NAMED, ONE
 
@@ -135,20 +146,44 @@ class Rewriter:
             return self._give_up(at, "not", "the complement of this schema cannot be expressed")
         return [self._schema(negated, at)]
 
-    def _one_of(self, _: dict[str, Any], value: list[Any], at: str) -> list[Any]:
-        """Branches that exclude each other as they are, or with the others' complements."""
+    def _one_of(self, schema: dict[str, Any], value: list[Any], at: str) -> list[Any]:
+        """Branches that exclude each other as they are, or with the others' complements.
+
+        For all types of values at once, or where that cannot be said, for each type.
+        """
         if len(value) > _MAX_BRANCHES:
             return self._one_of_given_up(value, at)
+        ours = [self._schema(branch, child(at, index)) for index, branch in enumerate(value)]
+        made = self._one_of_in(value, ours, ALL_TYPES, at)
+        if made is not None:
+            return [any_of(made)]
+        parts = []
+        for name in sorted(types_of(schema)):
+            of_type = self._one_of_in(value, ours, frozenset({name}), at)
+            if of_type is None:
+                return self._one_of_given_up(value, at)
+            parts += [all_of([{"type": name}, part]) for part in of_type]
+        return [any_of(parts)]
+
+    def _one_of_in(
+        self, value: list[Any], ours: list[Any], types: frozenset[str], at: str
+    ) -> list[Any] | None:
+        """For values of some types, schemas of which one must hold; None: that cannot be said."""
+        if len(types) == 1:
+            (name,) = types
+            if sum(is_all_of_type(branch, name, self._resolve) for branch in value) > 1:
+                return []  # whatever it is, it is right by two
         branches = []
         for index, branch in enumerate(value):
+            if not may_meet(branch, {"type": sorted(types)}, self._resolve):
+                continue
             others = [o for i, o in enumerate(value) if i != index]
-            others = [o for o in others if may_meet(branch, o, self._resolve)]
+            others = [o for o in others if may_meet(branch, o, self._resolve, types=types)]
             excluded = [self._negated(other) for other in others]
             if any(part is None for part in excluded):
-                return self._one_of_given_up(value, at)
-            ours = self._schema(branch, child(at, index))
-            branches.append(all_of([ours, *(self._schema(part, at) for part in excluded)]))
-        return [any_of(branches)]
+                return None
+            branches.append(all_of([ours[index], *(self._schema(part, at) for part in excluded)]))
+        return branches
 
     def _one_of_given_up(self, value: list[Any], at: str) -> list[Any]:
         self._give_up(at, "oneOf", "its branches may be right at once, which cannot be excluded")
@@ -183,7 +218,15 @@ class Rewriter:
     def _unique_items(self, schema: dict[str, Any], value: bool, at: str) -> list[Any]:
         if not value or schema.get("maxItems", 2) < 2:
             return []
-        return self._give_up(at, "uniqueItems", "that items differ cannot be enforced")
+        items = schema.get("items")
+        if isinstance(items, dict) and "$ref" in items:
+            items = self._resolve(items)
+        arrays = unique_arrays(schema, items, self._dialect)
+        if arrays is None:
+            return self._give_up(
+                at, "uniqueItems", "that items of many values differ cannot be enforced"
+            )
+        return [any_of(arrays_or_others(schema, arrays))]
 
     def _property_names(self, schema: dict[str, Any], value: Any, at: str) -> list[Any]:
         if value is False:
@@ -220,7 +263,18 @@ class Rewriter:
             if "maxContains" in schema:
                 bounds["maxItems"] = int(schema["maxContains"])
             return [bounds]
-        return self._give_up(at, "contains", "that some item is right cannot be enforced")
+        negated = self._negated(value)
+        arrays = containing_arrays(
+            schema,
+            self._schema(value, at),
+            None if negated is None else self._schema(negated, at),
+            self._dialect,
+        )
+        if arrays is None:
+            return self._give_up(
+                at, "contains", "that some item of a long array is right cannot be enforced"
+            )
+        return [any_of(arrays_or_others(schema, arrays))]
 
     def _format(self, _: dict[str, Any], value: str, at: str) -> list[Any]:
         if value in UNSUPPORTED:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from finback.services.sampler.schema_budget import check_budget
+from finback.services.sampler.schema_dynamic import with_static_references
 from finback.services.sampler.schema_ends import check_ends
 from finback.services.sampler.schema_fault import SchemaFault, dialect_of
 from finback.services.sampler.schema_form import check_form
@@ -49,6 +50,7 @@ def read_schema(text: str, *, is_lenient: bool) -> ReadSchema:
         raise SchemaFault("a JSON schema is an object", pointer="#", reason="type")
     check_budget(schema)
     check_form(schema, dialect_of(schema))
+    schema = with_static_references(schema, dialect_of(schema))
     rewriter = Rewriter(schema, is_lenient=is_lenient)
     check_ends(rewriter.endings, schema)
     made = rewriter.run()
