@@ -4,9 +4,10 @@ The stack's own credentials are used, which only the owner of its folder can rea
 """
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final, TypeVar
 from urllib.parse import urlsplit
 
@@ -32,6 +33,7 @@ TIMEOUT_S: Final = 30.0
 # Longer than the caches themselves take at most.
 LONG_S: Final = 660.0
 _SYNC_S: Final = 5.0
+_LOOK_S: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +47,25 @@ class Answers:
 class CacheDesk:
     """An open connection to a stack; see `open_desk`."""
 
-    def __init__(self, client: Client, directory: Directory, config: settings.StackConfig) -> None:
+    def __init__(
+        self,
+        client: Client,
+        directory: Directory,
+        config: settings.StackConfig,
+        *,
+        expected_caches: Sequence[str] = (),
+    ) -> None:
+        """`expected_caches`: those that the supervisor has started, whether they are well or not."""
         self._client = client
         self._directory = directory
         self._config = config
+        self._expected = tuple(expected_caches)
+
+    @property
+    def exchange_folder(self) -> Path:
+        """Where caches of this host exchange prefixes; see `cache_exchange_dir`."""
+        folder = self._config.cache_exchange_dir or Path(self._config.run_dir) / "exchange"
+        return Path(folder).absolute()
 
     def caches(self) -> list[str]:
         """Cache services that the registry knows."""
@@ -61,6 +78,11 @@ class CacheDesk:
             for record in self._directory.instances(role, state=None):
                 seen.setdefault(record.instance, role)
         return [(role, instance) for instance, role in seen.items()]
+
+    def gateways(self) -> list[tuple[str, str]]:
+        """Gateways that the registry knows."""
+        records = self._directory.instances("gateway", state=None)
+        return [("gateway", record.instance) for record in records]
 
     def specs(self) -> list[CacheSpec]:
         """Whom blocks fit, of all workers, each once."""
@@ -83,11 +105,16 @@ class CacheDesk:
     async def ask_caches(
         self, verb: str, message: Any, reply_type: type[T], *, timeout_s: float = TIMEOUT_S
     ) -> Answers:
-        """Ask all caches."""
-        targets = [("cache", instance) for instance in self.caches()]
-        if not targets:
-            raise ConfigError("no cache service runs in this stack")
-        return await self.ask(targets, verb, message, reply_type, timeout_s=timeout_s)
+        """Ask all caches; those that should be there and are not have failed, too."""
+        known = self.caches()
+        targets = [("cache", instance) for instance in known]
+        answers = await self.ask(targets, verb, message, reply_type, timeout_s=timeout_s)
+        for instance in self._expected:
+            if instance not in known:
+                answers.failed[instance] = "it is not in the registry: it starts, hangs or has died"
+        if not answers.found and not answers.failed:
+            answers.failed["cache"] = "no cache service runs in this stack"
+        return answers
 
     async def ask(
         self,
@@ -98,22 +125,38 @@ class CacheDesk:
         *,
         timeout_s: float = TIMEOUT_S,
     ) -> Answers:
-        """Ask (service, instance) each; one that does not answer is named, not waited for again."""
+        """Ask (service, instance) each; one that does not answer is named, not waited for again.
+
+        Nor is one waited for that leaves the registry, because it died or hangs.
+        """
         answers = Answers(found={}, failed={})
 
         async def one(service: str, instance: str) -> None:
             subject = self._client.subjects.instance(service, instance, verb)
-            try:
-                reply = await self._client.call(subject, message, reply_type, timeout_s=timeout_s)
-            except ServingError as error:
-                answers.failed[instance] = error.public_message
-            else:
-                answers.found[instance] = reply
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._give_up, instance, group.cancel_scope)
+                try:
+                    reply = await self._client.call(
+                        subject, message, reply_type, timeout_s=timeout_s
+                    )
+                except ServingError as error:
+                    answers.failed[instance] = error.public_message
+                else:
+                    answers.found[instance] = reply
+                group.cancel_scope.cancel()
+            if instance not in answers.found:
+                answers.failed.setdefault(instance, "no answer; it has left the registry")
 
         async with anyio.create_task_group() as group:
             for service, instance in targets:
                 group.start_soon(one, service, instance)
         return answers
+
+    async def _give_up(self, instance: str, scope: anyio.CancelScope) -> None:
+        """Cancel when the instance is registered no more."""
+        while self._directory.find(instance) is not None:  # noqa: ASYNC110  # seldom, and cheap
+            await anyio.sleep(_LOOK_S)
+        scope.cancel()
 
 
 @asynccontextmanager
@@ -130,11 +173,18 @@ async def open_desk(found: Running) -> AsyncIterator[CacheDesk]:
             with anyio.move_on_after(_SYNC_S):
                 while not directory.is_synced:  # noqa: ASYNC110  # a flag of another task's loop
                     await anyio.sleep(0.02)
-            yield CacheDesk(Client(bus, Subjects(config.subject_prefix)), directory, config)
+            client = Client(bus, Subjects(config.subject_prefix))
+            yield CacheDesk(client, directory, config, expected_caches=_expected(found))
             group.cancel_scope.cancel()
     finally:
         with anyio.CancelScope(shield=True):
             await bus.close()
+
+
+def _expected(found: Running) -> list[str]:
+    """Caches that the supervisor keeps running."""
+    services = found.state.services.items()
+    return [state.instance for name, state in services if name == "cache" and state.instance]
 
 
 def _bus_settings(found: Running, config: settings.StackConfig) -> BusSettings:

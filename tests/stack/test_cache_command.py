@@ -1,7 +1,6 @@
 """`finback cache` over a running stack: what is kept is told, pinned, checked and forgotten."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -50,6 +49,14 @@ def command(stack: Stack, *arguments: str) -> str:
     return done.stdout
 
 
+def flip_in_files(folder: Path) -> None:
+    """A byte in the middle of a block's payload."""
+    (path,) = folder.rglob("seg-*")
+    data = bytearray(path.read_bytes())
+    data[3 * 4096] ^= 1
+    path.write_bytes(data)
+
+
 def test_keeping_and_forgetting(tmp_path: Path, run_dir: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text(PROMPT)
@@ -66,10 +73,18 @@ def test_keeping_and_forgetting(tmp_path: Path, run_dir: Path) -> None:
         assert [pin["name"] for pin in stats(stack)["pins"]] == ["manual"]
         held = stats(stack)["pins"][0]["num_held"]
         assert held >= 4
+        assert json.loads(command(stack, "evict", "--older-than", "9d", "--json"))["caches"]
         command(stack, "evict")
         assert stats(stack)["pins"][0]["num_held"] == held
+        assert command(stack, "pins").count("manual") == 1
+        (top,) = json.loads(command(stack, "top", "--json"))["caches"].values()
+        assert top == {"prefixes": []}, "a pool has served the second one"
+        (rate,) = [r for r in stats(stack)["hit_rates"] if r["what"] == "lookup"]
+        assert rate["traffic_class"] == "chat" and 0 <= rate["hit_rate"] <= 1
         assert "host: " in command(stack, "verify")
-        assert "blocks in memory" in command(stack, "forget", "--conversation", str(prompt))
+        said = command(stack, "forget", "--conversation", str(prompt))
+        assert "blocks in memory" in said and "its pool" in said
+        assert "1 encoded prompts" in said
         assert stats(stack)["pins"][0]["num_held"] == 0
         assert ask(stack) == (text, 0)
         command(stack, "unpin", "manual")
@@ -90,28 +105,42 @@ def test_keeping_and_forgetting(tmp_path: Path, run_dir: Path) -> None:
 
 def test_a_prefix_goes_to_another_cluster(tmp_path: Path, run_dir: Path) -> None:
     """Another stack with another key hits what this one has computed."""
-    prompt, taken = tmp_path / "prompt.txt", tmp_path / "prefix.kv"
+    prompt, exchange = tmp_path / "prompt.txt", tmp_path / "exchange"
+    taken = exchange / "prefix.kv"
     prompt.write_text(PROMPT)
     stack, other = Stack(run_dir), Stack(tmp_path / "other")
-    stack.up("--set", f"cache_dir={tmp_path / 'files'}")
+    shared = ("--set", f"cache_exchange_dir={exchange}")
+    stack.up("--set", f"cache_dir={tmp_path / 'files'}", *shared)
     try:
         text, _ = ask(stack)
         deadline = time.monotonic() + 30
-        done = stack.command("cache", "export", str(prompt), os.path.relpath(taken))
+        done = stack.command("cache", "export", str(prompt), "prefix.kv")
         while done.returncode and time.monotonic() < deadline:  # written behind
             time.sleep(0.5)
-            done = stack.command("cache", "export", str(prompt), os.path.relpath(taken))
+            done = stack.command("cache", "export", str(prompt), "prefix.kv")
         assert done.returncode == 0, done.stderr
         assert taken.stat().st_mode & 0o777 == 0o600
-        refused = stack.command("cache", "export", str(prompt), os.path.relpath(taken))
+        refused = stack.command("cache", "export", str(prompt), "prefix.kv")
         assert refused.returncode == 1
         assert "File exists" in refused.stderr
+        refused = stack.command("cache", "export", str(prompt), str(tmp_path / "other.kv"))
+        assert refused.returncode == 1
+        assert str(exchange) in refused.stderr
+        flip_in_files(tmp_path / "files")
+        found = stack.command("cache", "verify", "--json")
+        assert found.returncode == 1, "a damaged block is said to be so"
+        (tiers,) = json.loads(found.stdout)["caches"].values()
+        assert tiers["file"]["num_bad"] == 1
+        assert tiers["host"]["num_bad"] == 0
+        assert stack.command("cache", "verify").returncode == 0, "it is dropped"
     finally:
         stack.down()
-    other.up("--set", f"cache_dir={tmp_path / 'others'}")
+    other.up("--set", f"cache_dir={tmp_path / 'others'}", *shared)
     try:
-        refused = other.command("cache", "import", str(prompt))
+        (exchange / "bad.kv").write_text(PROMPT)
+        refused = other.command("cache", "import", "bad.kv")
         assert refused.returncode == 1
+        assert "not an exported prefix" in refused.stderr
         assert "blocks" in command(other, "import", str(taken))
         again, num_cached = ask(other)
         assert again == text
