@@ -7,7 +7,7 @@ header page and its last, partial page go to scratch; other buffers cost a copy.
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -35,6 +35,16 @@ _MOST_AHEAD: Final = 4  # runs that wait for a thread, or are read and checked b
 
 Job = tuple[Entry, memoryview]
 Outcome = BlockRecord | Miss
+
+
+@dataclass(slots=True)
+class _Part:
+    """A run of a batch whose jobs begin at `first`; `task` reads it unless the caller does."""
+
+    first: int
+    numbers: list[int]
+    run: list[Job]
+    task: "Future[list[Outcome]] | None" = None
 
 
 class RecordReader:
@@ -71,30 +81,34 @@ class RecordReader:
     def read_many(self, batches: Sequence[Callable[[], Sequence[Job]]]) -> list[Outcome]:
         """Outcomes in the jobs' order; each batch is asked for while the disk reads those before.
 
-        While some runs are read, others are checked. One run alone needs no thread.
+        While some runs are read, others are checked. The caller takes its share: a run costs less
+        where no thread has to be woken for it.
         """
         outcomes: list[Outcome] = []
-        ahead: deque[tuple[list[int], Future[list[Outcome]]]] = deque()
+        ahead: deque[_Part] = deque()
         try:
             for batch in batches:
                 jobs, first = batch(), len(outcomes)
                 outcomes += [Miss("absent")] * len(jobs)
                 groups = _runs(jobs)
-                is_alone = len(groups) == len(batches) == 1
                 for numbers in groups:
-                    run = [jobs[number] for number in numbers]
-                    task = _done(self._read_run(run)) if is_alone else self._submit(run)
-                    ahead.append(([first + number for number in numbers], task))
+                    part = _Part(first, numbers, [jobs[number] for number in numbers])
+                    if len(batches) > 1 or len(groups) > 1:
+                        part.task = self._threads.submit(self._read_run, part.run)
+                    ahead.append(part)
                     if len(ahead) > _MOST_AHEAD:
-                        _take(ahead, outcomes)
+                        self._take(ahead.popleft(), outcomes)
         finally:
             # Whatever happens, nobody writes to the callers' buffers afterwards.
             while ahead:
-                _take(ahead, outcomes)
+                self._take(ahead.pop(), outcomes)
         return outcomes
 
-    def _submit(self, run: Sequence[Job]) -> Future[list[Outcome]]:
-        return self._threads.submit(self._read_run, run)
+    def _take(self, part: "_Part", outcomes: list[Outcome]) -> None:
+        task = part.task
+        found = self._read_run(part.run) if task is None or task.cancel() else task.result()
+        for number, outcome in zip(part.numbers, found, strict=True):
+            outcomes[part.first + number] = outcome
 
     def _read_run(self, run: Sequence[Job]) -> list[Outcome]:
         try:
@@ -193,18 +207,6 @@ def _runs(jobs: Sequence[Job]) -> list[list[int]]:
     even = -(-total // max(1, round(total / wanted)))  # no small one at the end
     groups = runs([(number, entry) for number, (entry, _) in enumerate(jobs)], even)
     return [[number for number, _ in group] for group in groups]
-
-
-def _done(found: list[Outcome]) -> Future[list[Outcome]]:
-    task: Future[list[Outcome]] = Future()
-    task.set_result(found)
-    return task
-
-
-def _take(ahead: deque[tuple[list[int], Future[list[Outcome]]]], outcomes: list[Outcome]) -> None:
-    places, task = ahead.popleft()
-    for place, outcome in zip(places, task.result(), strict=True):
-        outcomes[place] = outcome
 
 
 def _checked(record: BlockRecord, entry: Entry, out: memoryview) -> Outcome:
