@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import itertools
 import os
 import random
 import shutil
@@ -11,20 +12,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from finback.services.cache.slots import size_class
 from finback.services.router.service import Router
 from finback.shared.engine.worker_host import WorkerHost
-from finback.shared.kv import kv_follower
+from finback.shared.errors import ServingError
+from finback.shared.kv import block_hash, kv_follower
 from finback.shared.kv.stored_block import geometry_of, payload_bytes
 from finback.shared.lanes.arena_format import PAGE, SLOT_HEADER_BYTES
 from finback.shared.wire.messages.kv import KvEvents
+from finback.shared.wire.messages.route import RouteReply, RouteRequest
 from support.kept_stack import BLOCK_SIZE, KeptStack, prompt_of, undisturbed
 from support.nats_server import NatsServer
 from support.role_stack import stack, until
 from support.service_process import ServiceProcess
 from support.worker_nest import Nest
+from support.worker_stack import MiniGateway
 
 pytestmark = pytest.mark.nats
 
@@ -165,6 +170,75 @@ async def router_of(nest: Nest) -> Router:
     service = await nest.start(Router)
     assert isinstance(service, Router)
     return service
+
+
+async def test_a_router_that_stands_still_is_dropped_and_learns_what_it_missed(
+    subject_prefix: str, tmp_path: Path
+) -> None:
+    """A slow consumer of events: the server closes its connection, nobody else notices."""
+    server = NatsServer(
+        folder=tmp_path / "nats", extra="max_pending: 9000000\nwrite_deadline: '500ms'"
+    )
+    server.start()
+    env = {"NATS_URL": server.url, "STACK_ID": subject_prefix, "SUBJECT_PREFIX": subject_prefix}
+    env |= {"RUN_DIR": str(tmp_path / "run"), "MODEL_NAME": "m"}
+    router = ServiceProcess("router", {f"FINBACK_{k}": v for k, v in env.items()}).start()
+    try:
+        async with stack(server, subject_prefix, tmp_path) as (nest, gateway):
+            made = KeptStack(nest, gateway)
+            host = await made.worker()
+            await made.generate(PROMPT, host)
+            await until_hit(gateway, PROMPT)
+            router_pid = router.pid
+            os.kill(router_pid, signal.SIGSTOP)
+            missed = prompt_of(41, seed=50)
+            generation = await made.generate(missed, host)
+            assert generation.tokens == undisturbed(missed)
+            log = tmp_path / "nats" / "nats.log"
+            large = KvEvents(
+                service="decode",
+                instance="w-9",
+                epoch=1,
+                seq=1,
+                salt="s",
+                tier="device",
+                stored=os.urandom(32 * 4096),
+            )
+            subject = gateway.subjects.event("decode", "kv")
+            async with asyncio.timeout(30):
+                while "Slow Consumer" not in log.read_text():
+                    for _ in range(50):
+                        await gateway.client.publish_bare(subject, large)
+                    await asyncio.sleep(0.1)
+            os.kill(router_pid, signal.SIGCONT)
+            await until_hit(gateway, missed)
+            assert gateway.client.bus.is_connected and host.client.bus.is_connected
+            await host.engine.stop()
+    finally:
+        router.kill()
+        server.kill()
+
+
+async def until_hit(gateway: MiniGateway, prompt: list[int]) -> None:
+    """Until a router knows that a worker holds this prompt's full blocks."""
+    root = block_hash.prompt_root(b"", b"", BLOCK_SIZE)
+    data = np.asarray(prompt, dtype="<i4").tobytes()
+    hashes = b"".join(block_hash.extend_all(root, data, BLOCK_SIZE, b""))
+    subject = gateway.subjects.service("router", "route")
+    async with asyncio.timeout(30):
+        for number in itertools.count():
+            request = RouteRequest(
+                request_id=f"look-{number}",
+                model="m",
+                num_prompt_tokens=len(prompt),
+                max_tokens=1,
+                block_hashes=hashes,
+            )
+            with contextlib.suppress(ServingError):
+                reply = await gateway.client.call(subject, request, RouteReply, timeout_s=2)
+                if reply.num_hit_tokens == FULL:
+                    return
+            await asyncio.sleep(0.1)
 
 
 @pytest.mark.parametrize("num_slots", [0, 2])
