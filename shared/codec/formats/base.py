@@ -1,7 +1,7 @@
 """What the formats of all families have in common."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from finback.shared.codec.dialogue import Conversation
 from finback.shared.codec.formats.span_parser import SpanParser
@@ -60,7 +60,13 @@ class FamilyFormat:
 
     def parser(self, conversation: Conversation) -> OutputParser:
         """See `OutputFormat`."""
-        return self.new_parser(self.spans, Toolbox(conversation), self.starts.of(conversation))
+        start = self.starts.of(conversation)
+        return self.new_parser(self.spans_of(conversation), Toolbox(conversation), start)
+
+    def spans_of(self, conversation: Conversation) -> Spans:
+        """Where the content is kept to a grammar from the first token on, it holds no reasoning."""
+        is_kept = conversation.answer is not None and self.starts.of(conversation) == "answer"
+        return replace(self.spans, think_open="") if is_kept else self.spans
 
     def grammar(self, conversation: Conversation) -> GrammarSpec | None:
         """See `OutputFormat`."""

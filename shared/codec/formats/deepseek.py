@@ -122,7 +122,8 @@ class DeepseekFormat(FamilyFormat):
 
     def parser(self, conversation: Conversation) -> OutputParser:
         """See `OutputFormat`."""
-        parser = DsmlParser(self.spans, Toolbox(conversation), self.starts.of(conversation))
+        start = self.starts.of(conversation)
+        parser = DsmlParser(self.spans_of(conversation), Toolbox(conversation), start)
         if opens_block(conversation):
             parser.enter_block(self.surface.gap)
         return parser

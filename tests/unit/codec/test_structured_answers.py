@@ -76,6 +76,17 @@ def test_without_thinking_it_is_the_whole_answer(family: Family, kind: str) -> N
 
 
 @families
+def test_what_is_kept_from_its_beginning_holds_no_thoughts(family: Family) -> None:
+    spelled = '<think>\n<f=foo>{"a": 1, "b": "</think>"}</f>'
+    asked = answering("structural_tag")
+    assert parsed(family.format().parser(asked), spelled) == [("text", spelled)]
+    free = Conversation(turns=asked.turns)
+    assert parsed(family.format().parser(free), spelled)[0][0] == "reasoning"
+    thinking = family.format("opened").parser(asked)
+    assert [part[0] for part in parsed(thinking, "hm</think>so")] == ["reasoning", "text"]
+
+
+@families
 @pytest.mark.parametrize("kind", ["regex", "choice", "grammar"])
 def test_beside_tools_it_is_one_or_calls(engine: Vocabulary, family: Family, kind: str) -> None:
     grammar = family.format().grammar(answering(kind, WEATHER))
