@@ -40,6 +40,12 @@ KINDS: dict[str, dict[str, Any]] = {
     # Little of it is forced: tokens come one by one.
     "constrained": {"max_tokens": 80, "structured_outputs": {"regex": "([a-z]{3} ){25}"}},
     "a tool call": {"max_tokens": 120, "tools": [WEATHER], "tool_choice": "required"},
+    # Stops that are found again and again where the answer may not end, and once where it may.
+    "stops beside a grammar": {
+        "max_tokens": 80,
+        "structured_outputs": {"regex": "([a-z]{3} ){12}[a-z]{3}( [a-z]{3}){12}"},
+        "stop": [" a", "e", " t"],
+    },
     "stop string": LONG | {"stop": ["qqq"], "temperature": 1.0, "seed": 2},
 }
 
