@@ -130,6 +130,7 @@ async def test_events_that_come_twice_late_or_never(
     monkeypatch.setattr(kv_follower, "GRACE_S", 0.2)
     rng = random.Random(6)
     waiting: list[tuple[str, Any]] = []
+    fates: list[str] = []
     async with stack(nats_server, subject_prefix, tmp_path) as (nest, gateway):
         made = KeptStack(nest, gateway)
         router = await router_of(nest)
@@ -139,7 +140,11 @@ async def test_events_that_come_twice_late_or_never(
         async def astray(subject: str, message: Any, *rest: Any, **more: Any) -> None:
             if not isinstance(message, KvEvents) or not message.removed + message.stored:
                 return await publish(subject, message, *rest, **more)
-            fate = rng.choice(("lost", "twice", "late", "fine"))
+            # Each of them, then whatever comes.
+            fate = ("twice", "lost", "late", "fine")[
+                len(fates) if len(fates) < 4 else rng.randrange(4)
+            ]
+            fates.append(fate)
             if fate == "late":
                 waiting.append((subject, message))
                 return None
@@ -150,10 +155,12 @@ async def test_events_that_come_twice_late_or_never(
             return None
 
         monkeypatch.setattr(host.client, "publish_bare", astray)
-        for number in range(16):
+        for number in range(60):
             prompt = prompt_of(41, seed=number)
             assert (await made.generate(prompt, host)).tokens == undisturbed(prompt)
             await asyncio.sleep(0.02)
+            if len(fates) >= 12:
+                break
         for late in waiting:
             await publish(*late)
         monkeypatch.setattr(host.client, "publish_bare", publish)
