@@ -1,7 +1,7 @@
 """The arena: bookkeeping and files together, and slots for what is only handed over.
 
 Synchronous; every call takes microseconds, except for a reserve that has to grow the arena (a
-`posix_fallocate`, milliseconds).
+`posix_fallocate`, milliseconds): see `growth.py`.
 """
 
 import secrets
@@ -46,6 +46,11 @@ class Arena:
     def folder(self) -> Path:
         """Where the extents lie."""
         return self._files.folder
+
+    @property
+    def files(self) -> ArenaFiles:
+        """The extents' files."""
+        return self._files
 
     @property
     def num_bytes(self) -> int:

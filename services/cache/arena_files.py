@@ -54,6 +54,7 @@ class ArenaFiles:
         self._max_bytes = max_bytes
         self._extent_bytes = min(extent_bytes, max_bytes)
         self._extents: dict[int, Extent] = {}
+        self._claimed_bytes = 0  # for extents that are being made
         self.num_damaged = 0  # headers found by `scan` that made no sense
         self.removed: dict[str, str] = {}  # files that `scan` could not use: name -> why
         try:
@@ -87,23 +88,44 @@ class ArenaFiles:
 
         None when the bound or the file system leaves no room.
         """
-        room = self._max_bytes - self.num_bytes
+        with self.claim(slot_bytes, num_slots) as max_bytes:
+            made = self.make(slot_bytes, max_bytes)
+        if made is None:
+            return None
+        self.add(made)
+        return made.header
+
+    @contextlib.contextmanager
+    def claim(self, slot_bytes: int, num_slots: int) -> Iterator[int]:
+        """The size that a new extent may have; nobody else may use these bytes meanwhile."""
+        room = self._max_bytes - self.num_bytes - self._claimed_bytes
         want = max(self._extent_bytes, 2 * PAGE + (slot_bytes + PAGE) * min(num_slots, 256))
+        claimed = max(0, min(want, room))
+        self._claimed_bytes += claimed
+        try:
+            yield claimed
+        finally:
+            self._claimed_bytes -= claimed
+
+    def make(self, slot_bytes: int, max_bytes: int) -> Extent | None:
+        """A new extent, not used before `add`; None as of `grow`. On any thread."""
         # Asked first, because a tmpfs fills all pages before it finds that there are too few.
         space = os.statvfs(self.folder)
-        file_bytes = min(want, room, space.f_bavail * space.f_frsize)
+        file_bytes = min(max_bytes, space.f_bavail * space.f_frsize)
         while True:
             header = plan_extent(secrets.randbits(40), slot_bytes, file_bytes)
             if header is None:
                 return None
             try:
-                self._create(header)
+                return self._create(header)
             except OSError as error:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.ENOMEM, errno.EFBIG):
                     raise
                 file_bytes = header.file_bytes // 2
-                continue
-            return header
+
+    def add(self, extent: Extent) -> None:
+        """Use an extent that was made."""
+        self._extents[extent.header.extent_id] = extent
 
     def drop(self, extent_id: int) -> None:
         """Remove an extent's file. Who has it mapped keeps the memory until it unmaps."""
@@ -153,7 +175,7 @@ class ArenaFiles:
         self._extents.clear()
         os.close(self._lock)
 
-    def _create(self, header: ExtentHeader) -> None:
+    def _create(self, header: ExtentHeader) -> Extent:
         fresh = self.folder / f"{_FRESH_PREFIX}{header.name}"
         descriptor = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
@@ -170,7 +192,7 @@ class ArenaFiles:
             for index in range(header.num_slots):
                 write_slot(view, index, SlotHeader())
         fresh.rename(self.folder / header.name)
-        self._extents[header.extent_id] = Extent(header, table)
+        return Extent(header, table)
 
     def _open(self, path: Path) -> Extent:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

@@ -6,16 +6,18 @@ from typing import Final
 
 import anyio
 
-from finback.services.cache.arena import check_range
+from finback.services.cache.arena import MAX_BLOCK_BYTES, MAX_BLOCKS, check_range
 from finback.services.cache.block_names import hashes_of
 from finback.services.cache.file_tier import FileTier
 from finback.services.cache.forgotten import Forgotten
+from finback.services.cache.growth import Growth
 from finback.services.cache.index import split_hashes
 from finback.services.cache.kept import Now
 from finback.services.cache.offers import Offers
 from finback.services.cache.promotion import Promotion
-from finback.services.cache.retention import block_kind
-from finback.services.cache.slots import SlotKey
+from finback.services.cache.renewals import Renewals
+from finback.services.cache.retention import KINDS, block_kind
+from finback.services.cache.slots import SlotKey, size_class
 from finback.services.cache.store import Found, KvStore
 from finback.services.cache.tallies import Tallies
 from finback.services.cache.uses import LOOKUP, READ, Uses
@@ -46,7 +48,8 @@ _READERS: Final = 32  # reads that may wait at once
 class BlockEndpoints:
     """The store's endpoints for the data path of one cache service."""
 
-    def __init__(self, service: Service, store: KvStore, tier: FileTier) -> None:
+    def __init__(self, service: Service, store: KvStore, tier: FileTier, growth: Growth) -> None:
+        self._growth = growth
         self._service = service
         self._store = store
         self._tier = tier
@@ -57,13 +60,15 @@ class BlockEndpoints:
         self.forgotten = Forgotten()
         self._promotion = Promotion(service, store, tier, self.forgotten)
         self._write_back = WriteBack(service, store, tier, self.reader, self.forgotten)
+        self._renewals = Renewals(tier)
+        store.on_renewed = self._renewals.note
         self._offers = Offers(service, store.arena, self.found_corrupt)
 
     async def start(self) -> None:
         """Answer from now on."""
         self._service.spawn(self._write_back.run)
         for verb, request_type, handler, workers in (
-            # One worker where nothing is awaited: order is kept.
+            # One worker where order is to be kept.
             ("store", StoreRequest, self._on_store, 1),
             ("bad-block", BadBlock, self._on_bad_block, 1),
             ("lookup", LookupRequest, self._on_lookup, 8),
@@ -97,6 +102,9 @@ class BlockEndpoints:
         """Once a second."""
         await self._offers.prune()
         self.measure()
+        num_renewed = await self._renewals.flush()
+        if num_renewed:
+            self._metrics.count("finback.cache.files_renewed", num_renewed)
 
     def measure(self) -> None:
         """Fill in the gauges, and fetch what was counted."""
@@ -111,10 +119,21 @@ class BlockEndpoints:
 
     async def _on_store(self, call: Call[StoreRequest]) -> StoreReply:
         started = time.perf_counter()
+        await self._grow_for(call.message)
         reply = self._store.store(call.message, self._store.clocks.now())
         self._metrics.observe("finback.cache.store_duration", time.perf_counter() - started)
         self._metrics.count("finback.cache.slots", len(reply.slots), outcome="stored")
         return reply
+
+    async def _grow_for(self, request: StoreRequest) -> None:
+        """Slots for what is new; what is wrong with the request is said by the store."""
+        is_sized = 0 < request.payload_bytes <= MAX_BLOCK_BYTES
+        if not is_sized or request.kind not in KINDS or len(request.hashes) % HASH_BYTES:
+            return
+        hashes = split_hashes(request.hashes[: MAX_BLOCKS * HASH_BYTES])
+        pool = self._store.arena.book.index.pool(request.salt, block_kind(request.kind))
+        num_new = sum(digest not in pool for digest in hashes)
+        await self._growth.make_room(size_class(request.payload_bytes), num_new)
 
     async def _on_lookup(self, call: Call[LookupRequest]) -> LookupReply:
         request = call.message

@@ -103,7 +103,7 @@ class FileTier:
             self._failed(f"no answer within {timeout_s:g} s")
         except Unavailable as error:
             self._failed(error.public_message)
-        except Exception as error:  # noqa: BLE001  # whatever a disk does, the service goes on
+        except _faults() as error:
             self._failed(f"{type(error).__name__}: {error}")
         else:
             self._worked()
@@ -150,7 +150,7 @@ class FileTier:
                 )
         except ConfigError as error:
             self._failed(str(error))
-        except Exception as error:  # noqa: BLE001  # whatever a disk does, the service goes on
+        except _faults() as error:
             self._failed(f"{type(error).__name__}: {error}")
         else:
             self._worked()
@@ -226,6 +226,14 @@ class FileTier:
                 folder=self._config.cache_dir,
                 error=why,
             )
+
+
+def _faults() -> tuple[type[Exception], ...]:
+    """What disks, files and a full memory do; anything else is a bug, and not hidden."""
+    from finback.services.cache.segments.database import IndexDamaged
+    from finback.services.cache.segments.record import Miss
+
+    return (OSError, MemoryError, IndexDamaged, Miss)
 
 
 class _Pin:

@@ -7,11 +7,17 @@
 from typing import Final
 
 from finback.services.cache.arena_book import ArenaBook
-from finback.services.cache.arena_files import ArenaFiles
+from finback.services.cache.arena_files import ArenaFiles, Extent
 from finback.services.cache.eviction import Rank
 from finback.services.cache.kept import KeptBlocks
 from finback.services.cache.slots import SlotKey
-from finback.shared.lanes.arena_format import BlockKind, SlotHeader, SlotState, TrafficClass
+from finback.shared.lanes.arena_format import (
+    BlockKind,
+    ExtentHeader,
+    SlotHeader,
+    SlotState,
+    TrafficClass,
+)
 
 # Each so many evictions it is asked whether blocks of another size are older.
 _OTHERS_EVERY: Final = 32
@@ -40,15 +46,16 @@ class Room:
         `is_brief`: they will soon be free again, so larger ones do. Blocks of `kind` up to
         `max_class` may be given up.
         """
-        while self._missing(slot_bytes, num_slots, is_brief) > 0:
-            if self._grow(slot_bytes, self._missing(slot_bytes, num_slots, is_brief)):
+        while (missing := self.missing(slot_bytes, num_slots, is_brief=is_brief)) > 0:
+            if self._grow(slot_bytes, missing):
                 continue
             if self._drop_idle(slot_bytes):
                 continue
             if not self._evict(slot_bytes, kind, max_class, is_brief):
                 return
 
-    def _missing(self, slot_bytes: int, num_slots: int, is_brief: bool) -> int:
+    def missing(self, slot_bytes: int, num_slots: int, *, is_brief: bool = False) -> int:
+        """How many slots of that size lack; 0 or less: none."""
         missing = num_slots - self._book.num_free(slot_bytes)
         if missing > 0 and is_brief:
             missing -= self._book.num_free_above(slot_bytes)
@@ -56,10 +63,18 @@ class Room:
 
     def _grow(self, slot_bytes: int, num_slots: int) -> bool:
         header = self._files.grow(slot_bytes, num_slots)
-        if header is None:
-            return False
-        self._book.adopt(header.extent_id, slot_bytes, [SlotHeader()] * header.num_slots, 0.0)
-        return True
+        if header is not None:
+            self._adopt(header)
+        return header is not None
+
+    def add(self, extent: Extent) -> None:
+        """Use an extent that was made elsewhere."""
+        self._files.add(extent)
+        self._adopt(extent.header)
+
+    def _adopt(self, header: ExtentHeader) -> None:
+        free = [SlotHeader()] * header.num_slots
+        self._book.adopt(header.extent_id, header.slot_bytes, free, 0.0)
 
     def _drop_idle(self, slot_bytes: int) -> bool:
         idle = self._book.idle_extents(slot_bytes)

@@ -8,7 +8,7 @@ import anyio
 from anyio import to_thread
 
 from finback.services.cache.admin_endpoints import AdminEndpoints
-from finback.services.cache.arena import Arena
+from finback.services.cache.arena import MAX_BLOCK_BYTES, MAX_BLOCKS, Arena
 from finback.services.cache.arena_files import ArenaFiles
 from finback.services.cache.block_endpoints import BlockEndpoints
 from finback.services.cache.elsewhere import Elsewhere
@@ -16,8 +16,10 @@ from finback.services.cache.exchange_folder import ExchangeFolder, exchange_fold
 from finback.services.cache.file_admin import FileAdmin
 from finback.services.cache.file_tier import FileTier
 from finback.services.cache.forget_endpoint import ForgetEndpoint
+from finback.services.cache.growth import Growth
 from finback.services.cache.holdings import Holdings
 from finback.services.cache.kept import Now
+from finback.services.cache.slots import size_class
 from finback.services.cache.stats_endpoint import StatsEndpoint
 from finback.services.cache.store import KvStore
 from finback.services.cache.store_policy import store_policy
@@ -71,14 +73,15 @@ class CacheService(Service):
             ("renew", LeaseRequest, self._on_renew),
             ("release", LeaseRequest, self._on_release),
         ):
-            # One worker: nothing here awaits, and order is kept.
+            # One worker: order is kept.
             await self.add_endpoint(verb, request_type, handler, scope="both", workers=1)
+        self.growth = Growth(self.arena, self.metrics)
         self._holdings = Holdings(self, self.store)
         self._tier = FileTier(
             self, on_change=self._holdings.files_changed, take_pins=self.store.merge_pins
         )
         self._holdings.tier = self._tier
-        self._blocks = BlockEndpoints(self, self.store, self._tier)
+        self._blocks = BlockEndpoints(self, self.store, self._tier, self.growth)
         await self._blocks.start()
         await self._holdings.start()
         await self._tier.start()
@@ -138,8 +141,11 @@ class CacheService(Service):
         )
 
     async def _on_reserve(self, call: Call[ReserveRequest]) -> ReserveReply:
-        started = time.perf_counter()
-        reply = self.arena.reserve(call.message, monotonic_s())
+        request, started = call.message, time.perf_counter()
+        if 0 < request.block_bytes <= MAX_BLOCK_BYTES and 0 < request.num_blocks <= MAX_BLOCKS:
+            slot_bytes = size_class(request.block_bytes)
+            await self.growth.make_room(slot_bytes, request.num_blocks, is_brief=True)
+        reply = self.arena.reserve(request, monotonic_s())
         asked, given = call.message.num_blocks, len(reply.slots)
         self.metrics.observe("finback.cache.reserve_duration", time.perf_counter() - started)
         self.metrics.count("finback.cache.slots", given, outcome="reserved")

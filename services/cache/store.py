@@ -4,7 +4,7 @@ Synchronous and quick: microseconds a block, no file is touched but the mapped a
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -82,6 +82,8 @@ class KvStore:
         self._adopt_pins()
         self.refused: Counter[str] = Counter()  # blocks not stored, by cause, not yet fetched
         self.clocks = Clocks()
+        # Told of blocks (salt, hash) whose time begins anew.
+        self.on_renewed: Callable[[str, bytes], None] | None = None
 
     # --- store
 
@@ -314,6 +316,8 @@ class KvStore:
             after = touched(header, now.wall_s)
             if after is not None:
                 self._book.rewrite(key, after)
+                if self.on_renewed is not None and header.label is not None:
+                    self.on_renewed(header.label.salt, header.label.hash)
         if num_found == len(hashes):
             return Found(keys)
         return Found(keys, self.why_missing(request.salt, hashes[num_found], kind, now))

@@ -82,7 +82,8 @@ class Appending:
         expires = record.expires_unix_s
         known = before.record.expires_unix_s
         if known and (not expires or expires > known):
-            self._state.run(lambda: self._state.index.prolong(before, expires))
+            used = record.used_unix_s
+            self._state.run(lambda: self._state.index.prolong(before, expires, used))
         self._state.touch([before], self._state.now())
 
     def _refused(self, reason: str) -> bool:

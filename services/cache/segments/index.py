@@ -110,14 +110,21 @@ class Index:
         return moved > 0
 
     def touch(self, used: Iterable[tuple[int, float]]) -> None:
-        """Note when rows (by id) were last used."""
+        """Note when rows (by id) were last used; their time begins anew then."""
         for row_id, when in used:
-            self.database.change("UPDATE blocks SET used = ? WHERE id = ?", (when, row_id))
+            # What is left at a use is all of its time: the end moves along with the last use.
+            self.database.change(
+                "UPDATE blocks SET used = MAX(used, ?), expires = CASE"
+                " WHEN expires > 0 AND used > 0 AND ? > used THEN expires + (? - used)"
+                " ELSE expires END WHERE id = ?",
+                (when, when, when, row_id),
+            )
 
-    def prolong(self, entry: Entry, expires_unix_s: float) -> None:
-        """Let a block live until then."""
+    def prolong(self, entry: Entry, expires_unix_s: float, used_unix_s: float) -> None:
+        """Let a block, used then, live until then."""
         self.database.change(
-            "UPDATE blocks SET expires = ? WHERE id = ?", (expires_unix_s, entry.row_id)
+            "UPDATE blocks SET expires = ?, used = MAX(used, ?) WHERE id = ?",
+            (expires_unix_s, used_unix_s, entry.row_id),
         )
 
     # --- selections

@@ -10,6 +10,7 @@ import anyio
 import pytest
 
 from finback.services.cache import file_tier, tier_health
+from finback.services.cache.segments.database import IndexDamaged
 from finback.services.cache.segments.store import SegmentStore
 from finback.shared.wire.messages.cache_admin import (
     EvictReply,
@@ -25,7 +26,7 @@ from finback.shared.wire.messages.cache_admin import (
 )
 from finback.shared.wire.messages.cache_store import LookupReply, PrefetchCommand
 from support.cache_asker import Asker, open_asker
-from support.kv_store import SALT, joined, payload
+from support.kv_store import SALT, digest, joined, payload
 
 NAMES = [*"abcdefghijkl"]
 
@@ -248,3 +249,50 @@ async def test_verify_and_pins_reach_the_files(tmp_path: Path) -> None:
         assert found == PinReply(num_blocks=3, num_held=0, num_files=2)
         part = await asker.ask("verify", VerifyRequest(tier="file"), VerifyReply)
         assert (part.num_checked, part.num_bad, part.next_cursor) == (12, 0, "")
+
+
+async def test_a_bug_is_not_taken_for_a_failing_disk(tmp_path: Path) -> None:
+    def bug(_: SegmentStore) -> None:
+        raise KeyError("no such thing")
+
+    def damage(_: SegmentStore) -> int:
+        raise IndexDamaged("twice")
+
+    async with open_asker(tmp_path, **files(tmp_path)) as asker:
+        await ready(asker)
+        tier = asker.service._tier
+        with pytest.raises(KeyError):
+            await tier.call(bug)
+        assert not tier.health.is_failed
+        assert await tier.call(damage) is None
+        assert "IndexDamaged" in tier.health.state
+
+
+async def test_what_is_read_in_memory_lives_on_in_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory says once a minute that a block is used; here at once."""
+    monkeypatch.setattr("finback.services.cache.retention._TOUCH_S", 0.0)
+    async with open_asker(tmp_path, **files(tmp_path)) as asker:
+        await ready(asker)
+        await asker.keep(["a", "b"], retention_s=1000)
+        await until(lambda: num_written(asker) == 2)
+        store = tier_store(asker)
+
+        def ends() -> dict[str, float]:
+            store.sweep()
+            found = store.find(SALT, [digest(name) for name in "ab"])
+            return {n: r.expires_unix_s for n, r in zip("ab", found, strict=True) if r}
+
+        before = ends()
+        await asker.bytes_of(["a"])
+        await until(lambda: asker.service.metrics.value("finback.cache.files_renewed") == 1)
+        after = ends()
+        assert after["a"] > before["a"]
+        assert after["b"] == before["b"]
+
+
+def tier_store(asker: Asker) -> SegmentStore:
+    store = asker.service._tier._store
+    assert store is not None
+    return store

@@ -333,3 +333,27 @@ def test_find_tells_the_length_before_reading(tmp_path: Path) -> None:
     with pytest.raises(Miss):
         store.read_into(SALT, hash_of(2), aligned(4096))
     store.close()
+
+
+def test_a_read_begins_a_block_s_time_anew(tmp_path: Path) -> None:
+    """In steps of a flush; what nobody reads ends when it was to end, and a wrong clock adds nothing."""
+    clocks = Clocks()
+    store = open_store(tmp_path, clocks=clocks)
+    for number in (1, 2, 3):
+        record, payload = block(number, expires_unix_s=clocks.unix_s + 100)
+        store.put(replace(record, used_unix_s=clocks.unix_s), payload)
+    for _ in range(4):
+        clocks.pass_s(60)
+        assert read(store, 1) == payload_of(1)
+        store.sweep()
+    clocks.pass_s(60)
+    store.touch(SALT, [hash_of(1)])
+    store.close()
+    store = open_store(tmp_path, clocks=clocks)
+    assert read(store, 2) == read(store, 3) == "absent"
+    assert read(store, 1) == payload_of(1)
+    clocks.pass_s(99)
+    assert read(store, 1) == payload_of(1)
+    clocks.pass_s(101)
+    assert read(store, 1) == "expired"
+    store.close()
