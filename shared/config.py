@@ -177,6 +177,9 @@ class StackConfig:
     cache_keep_batch: bool = setting(True, "keep blocks of batches while there is room")
     cache_second_sight: bool = setting(False, "keep a block when it is computed a second time")
 
+    cache_fetch_by_layers: bool = setting(
+        True, "let an idle engine compute behind the first layers of cached blocks"
+    )
     cache_store_once: bool = setting(False, "do not keep what another cache of the cluster keeps")
     cache_dir: str = setting("", "folder of the KV file tier, local or shared; empty: no file tier")
     cache_dir_bytes: int = setting(

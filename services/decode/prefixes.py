@@ -9,10 +9,11 @@ from finback.shared.errors import Cancelled
 
 
 async def hold_prefix(
-    host: WorkerHost, generations: Generations, request: Request
+    host: WorkerHost, generations: Generations, request: Request, *, at_once: bool
 ) -> PrefixHold | None:
     """A hold for `Generations.add_first`, None where nothing is to be brought.
 
+    `at_once`: its prompt is computed here as soon as it is added.
     Raises `Cancelled` when the request ended meanwhile; then, and on cancellation, nothing is held and
     the request is forgotten.
     """
@@ -22,7 +23,9 @@ async def hold_prefix(
     if not host.prefixes.may_help(tokens, salt):
         return None
     try:
-        fetched = await host.prefixes.fetch(tokens, salt, store_terms(spec), request.parent)
+        fetched = await host.prefixes.fetch(
+            tokens, salt, store_terms(spec), request.parent, at_once=at_once
+        )
     except BaseException:
         generations.forget(request)
         raise

@@ -145,7 +145,8 @@ class DecodeRole:
 
     async def _add_first(self, request: Request, mode: Mode) -> int:
         """Bring what the cache has of the prompt, then into the engine; its cached tokens."""
-        hold = await hold_prefix(self._host, self._generations, request)
+        at_once = mode == "full"
+        hold = await hold_prefix(self._host, self._generations, request, at_once=at_once)
         num_cached = self._generations.add_first(request, mode, hold)
         if hold is None:
             self._host.prefixes.count_device(num_cached)

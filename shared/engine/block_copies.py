@@ -25,8 +25,8 @@ GROUP_BYTES: Final = 8 * 2**20
 """Most in a group: few enough not to hold up a step for long."""
 MAX_GROUPS: Final = 2
 """Groups on their way, of all requests together."""
-# What a bad copy says of the block itself, rather than of its place having been given away.
-_BAD: Final = frozenset({"checksum", "length", "tokens"})
+BAD: Final = frozenset({"checksum", "length", "tokens"})
+"""What a bad copy says of the block itself, rather than of its place having been given away."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class BlockCopier:
         if error is None:
             return "" if all(are_held) else "no_room"
         at, corrupt = error
-        if corrupt.reason in _BAD:
+        if corrupt.reason in BAD:
             block_hash = hold.hashes[group[at].index]
             await self._cache.report_bad(block_hash, group[at].ticket, corrupt.reason)
         return corrupt.reason

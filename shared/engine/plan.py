@@ -8,6 +8,7 @@ t + 1 can be made while step t runs.
 from dataclasses import dataclass
 from typing import Literal
 
+from finback.shared.engine.arrival import Arrival
 from finback.shared.engine.sequence import Sequence, SequenceSpec, TokenIds
 from finback.shared.wire.messages.generate import TokenLogprob
 
@@ -46,6 +47,8 @@ class PlanItem:
     With state slots: `state` is the snapshot that a sequence begins with, None: windows begin where
     it does. `capture`: copy the state at the last block's
     end that this step reaches, or where the step ends.
+
+    `arrival`: some of its blocks are still on their way.
     """
 
     sequence: Sequence
@@ -60,6 +63,7 @@ class PlanItem:
     bitmask: bytes | None = None
     state: bytes | None = None
     capture: CaptureKind = ""
+    arrival: Arrival | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +88,7 @@ class ItemResult:
     `token_ids`: the new tokens, one more than drafts were accepted; empty without sampling, or when
     the sequence was already complete. `error`: the model gave no finite logits. `states`: snapshots
     that were asked for, (position, payload). `is_late`: its mask did not come in time, nothing happened.
+    `is_void`: blocks that were on their way did not come, or not whole; nothing of it counts.
     """
 
     num_computed: int
@@ -93,6 +98,7 @@ class ItemResult:
     error: str = ""
     states: tuple[tuple[int, bytes], ...] = ()
     is_late: bool = False
+    is_void: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

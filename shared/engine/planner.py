@@ -8,6 +8,7 @@ a younger one, so somebody always gets on.
 
 from dataclasses import dataclass, field
 
+from finback.shared.engine.arrival import Arrival
 from finback.shared.engine.plan import CaptureKind, PlanItem, SlotInit, StepPlan
 from finback.shared.engine.sequence import Sequence, State
 from finback.shared.engine.table import SequenceTable
@@ -336,4 +337,11 @@ class StepPlanner:
             bitmask=mask[1] if mask else None,
             state=state,
             capture=capture,
+            arrival=self._arrival(sequence),
         )
+
+    def _arrival(self, sequence: Sequence) -> Arrival | None:
+        """Only its first step waits: what is planned behind that runs behind it."""
+        if sequence.arriving is None or sequence.in_flight:
+            return None
+        return sequence.arriving.arrival

@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from finback.shared.engine.arrival import Arrival
+from finback.shared.engine.layer_copy import Incoming, copy_layers
 from finback.shared.engine.prefix_hold import PrefixHold, PrefixHolds
 from finback.shared.engine.runner import Runner
 from finback.shared.engine.sequence import Sequence, SequenceSpec, TokenIds
 from finback.shared.engine.table import SequenceTable
 from finback.shared.kv.layout import BlockGeometry
 from finback.shared.kv.stored_block import kv_of, write_tokens
+from finback.shared.lanes.base import CorruptData
+from finback.shared.lanes.shm import ArenaReader
+from finback.shared.lanes.ticket import Ticket
 
 # What a hold that nobody takes over may last; whoever needs its room takes it earlier.
 HOLD_S: Final = 30.0
@@ -123,6 +128,41 @@ class PrefixPort:
                 if room is not None:
                     holds.land(hold, index, is_good=is_good)
         return [index in hold.block_ids for index, _ in datas]
+
+    # -- layer by layer
+
+    @property
+    def may_layer(self) -> bool:
+        """May blocks come layer by layer now? Not while a step that waited would hold others up."""
+        table = self._table
+        return self._runner.waits_for_layers and not table.running and not table.waiting
+
+    def begin_arrival(
+        self, hold: PrefixHold, wanted: Iterable[tuple[int, Ticket]]
+    ) -> tuple[Arrival, list[Incoming]]:
+        """Room for these blocks, as far as there is some, for `copy_layers`; then `settle`."""
+        holds, incoming, indices = self._table.holds, list[Incoming](), list[int]()
+        for index, ticket in wanted:
+            room = holds.take_room(hold, index, len(self._table.running) + 1)
+            if room is None:
+                break
+            name, tokens = hold.hashes[index], hold.tokens[index]
+            one = Incoming(hash=name, ticket=ticket, tokens=tokens, block_id=room)
+            incoming.append(one)
+            indices.append(index)
+        arrival = Arrival(self._geometry.num_layers, len(incoming))
+        holds.begin_arrival(hold, indices, arrival)
+        return arrival, incoming
+
+    def copy_layers(
+        self, arrival: Arrival, incoming: list[Incoming], reader: ArenaReader
+    ) -> CorruptData | None:
+        """See there; on a thread."""
+        return copy_layers(arrival, incoming, reader, self._geometry, self._runner.put_layers)
+
+    def settle(self, hold: PrefixHold) -> None:
+        """The arrival is over: what is good can be found now."""
+        self._table.holds.settle(hold)
 
     def _unpack(self, copies: list[tuple[int, memoryview]]) -> None:
         """On the device thread."""

@@ -20,6 +20,7 @@ import torch
 from finback.kernels import dispatch
 from finback.kernels.gather_step import new_inputs
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.arrival import StepGate
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device
 from finback.shared.engine.device_thread import Pending
@@ -319,11 +320,16 @@ class ResidentRunner(Runner):
                 self._state.note_token(slot, int(self.slots.tokens[slot, self._launched[slot]]))
         return result
 
-    def _logits(self, rows: StepRows) -> torch.Tensor:
+    @property
+    def waits_for_layers(self) -> bool:
+        """Launched steps run without the host: nobody would wait."""
+        return False
+
+    def _logits(self, rows: StepRows, gate: StepGate | None = None) -> torch.Tensor:
         """Through the programs where every sequence has one row, which is sampled from."""
         count = rows.slots.size
         if not count == rows.token_ids.size == rows.logit_rows.size <= MAX_ROWS:
-            return super()._logits(rows)
+            return super()._logits(rows, gate)
         for slot, token_id in zip(rows.slots.tolist(), rows.token_ids.tolist(), strict=True):
             self._state.note_token(slot, token_id)
         self._update()

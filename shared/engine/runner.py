@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from finback.shared.clock import monotonic_s
+from finback.shared.engine.arrival import StepGate
 from finback.shared.engine.config import EngineConfig
 from finback.shared.engine.device import Device
 from finback.shared.engine.device_thread import Pending
@@ -116,7 +117,8 @@ class Runner:
         return 1e3 * (monotonic_s() - started)
 
     def _run(self, items: tuple[PlanItem, ...], rows: StepRows, out: list[ItemResult]) -> None:
-        logits = self._logits(rows)
+        gate = self._gate(items, rows)
+        logits = self._logits(rows, gate)
         sampled = None
         if rows.logit_rows.size:
             self.slots.complete_masks(items, rows, monotonic_s() + MASK_WAIT_S)
@@ -126,7 +128,11 @@ class Runner:
         for index, where in enumerate(rows.active):
             item, num_drafts = items[where], rows.num_drafts[index]
             before = int(self.slots.computed[item.slot])
-            if sampled is None or not item.is_sampled:
+            if gate is not None and item.arrival in gate.lacking:
+                self.slots.fail(item.slot)
+                out[where] = ItemResult(num_computed=0, is_void=True)
+                cursor += 1 + num_drafts if item.is_sampled else 0
+            elif sampled is None or not item.is_sampled:
                 out[where] = self._computed(item)
             elif item.sequence.spec.has_grammar and not rows.masks[index]:
                 out[where] = ItemResult(num_computed=0, is_late=True)
@@ -134,11 +140,17 @@ class Runner:
             else:
                 out[where] = self._accept(item, num_drafts, sampled, cursor)
                 cursor += 1 + num_drafts
-            if item.capture:
+            if item.capture and not out[where].is_void:
                 out[where].states = self._capture(item, before)
 
-    def _logits(self, rows: StepRows) -> torch.Tensor:
-        hidden = self._model.forward(self._batch(rows), self._pool)
+    def _gate(self, items: tuple[PlanItem, ...], rows: StepRows) -> StepGate | None:
+        """What the step waits for on its way through the layers."""
+        arrivals = [items[where].arrival for where in rows.active]
+        there = [arrival for arrival in arrivals if arrival is not None]
+        return StepGate(there) if there else None
+
+    def _logits(self, rows: StepRows, gate: StepGate | None = None) -> torch.Tensor:
+        hidden = self._model.forward(self._batch(rows, gate), self._pool)
         return self._model.logits(hidden) if rows.logit_rows.size else hidden
 
     def _computed(self, item: PlanItem) -> ItemResult:
@@ -164,7 +176,7 @@ class Runner:
             num_drafted=num_drafts,
         )
 
-    def _batch(self, rows: StepRows) -> ForwardBatch:
+    def _batch(self, rows: StepRows, gate: StepGate | None = None) -> ForwardBatch:
         tensor = self._device.tensor
         return ForwardBatch(
             token_ids=tensor(rows.token_ids),
@@ -177,6 +189,7 @@ class Runner:
             max_context=int(rows.context_lens.max()),
             logit_rows=tensor(rows.logit_rows),
             state=self._state_batch(rows.slots, rows.positions, rows.num_rows),
+            gate=gate,
         )
 
     # -- state slots
@@ -240,6 +253,15 @@ class Runner:
         packed = self._pool.empty_block(num_tokens)
         self._device.copy_in(data, packed)
         self._pool.scatter_block(block_id, num_tokens, packed)
+
+    @property
+    def waits_for_layers(self) -> bool:
+        """May blocks come layer by layer, while a step computes behind them?"""
+        return self._device.name == "cpu" and bool(getattr(self._model, "waits_for_layers", False))
+
+    def put_layers(self, block_id: int, first: int, end: int, data: memoryview) -> None:
+        """Some layers of a full block from the host layout; from any thread, beside everything else."""
+        self._pool.unpack_layers(block_id, first, end, data)
 
     def touch_blocks(self, first: int, end: int) -> bool:
         """Make their memory ready; from any thread, beside everything else."""

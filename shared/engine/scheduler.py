@@ -169,8 +169,13 @@ class Scheduler:
             sequence.land()
             if result.is_late:
                 sequence.num_patient = _PATIENT_TOKENS
+            if item.arrival is not None and sequence.arriving is not None:
+                self.table.holds.settle(sequence.arriving)
+                sequence.arriving = None
             if sequence.state is State.ENDED:
                 self.table.retire(sequence)
+            elif result.is_void:
+                self.table.begin_again(sequence)
             elif result.error:
                 self.table.pool.unregister(sequence.block_ids)
                 sequence.last_state = None

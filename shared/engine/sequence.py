@@ -96,6 +96,8 @@ class Sequence:
     computing begins at `num_computed` (a replay). (position, payload): `given_state` came with the prompt,
     `last_state` is the newest snapshot; `start_state` is the one to begin with, if any.
 
+    `arriving`: the hold whose arrival brings some of its blocks, until a step behind it is committed.
+
     `num_patient`: for so many tokens to come, its steps are planned only when their mask is there.
     """
 
@@ -129,6 +131,7 @@ class Sequence:
     num_steps: int = 0
     num_preemptions: int = 0
     hold: "PrefixHold | None" = None
+    arriving: "PrefixHold | None" = None
     num_kept: int = 0
     start_state: bytes | None = None
     given_state: tuple[int, bytes] | None = None

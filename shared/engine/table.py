@@ -93,7 +93,10 @@ class SequenceTable:
         if not self.config.prefix_caching:
             return []
         count = (sequence.num_tokens - 1) // self.config.block_size
-        return self.pool.match(self._block_pairs(sequence, count))
+        found = self.pool.match(self._block_pairs(sequence, count))
+        if sequence.hold is not None and sequence.hold.is_arriving:
+            found += self.holds.arriving(sequence.hold, self.pairs(sequence, count), len(found))
+        return found
 
     def take_blocks(self, sequence: Sequence, num_tokens: int, spare: int = 0) -> bool:
         """Give a sequence without blocks its prefix hits and fresh blocks for `num_tokens`.
@@ -113,6 +116,8 @@ class SequenceTable:
         self._begin(sequence, len(hits) * self.config.block_size)
         if sequence.num_cached < 0:
             sequence.num_cached = sequence.num_computed
+        if sequence.hold is not None and sequence.hold.is_arriving:
+            sequence.arriving = sequence.hold
         self.drop_hold(sequence)
         return True
 
@@ -158,6 +163,7 @@ class SequenceTable:
         """Give all blocks of a sequence back."""
         self.pool.release(sequence.block_ids)
         sequence.block_ids = []
+        sequence.arriving = None
         sequence.num_registered = 0
         sequence.num_sent_blocks = 0
 
@@ -249,16 +255,24 @@ class SequenceTable:
         device runs plans in order, and unfinished blocks are not registered. What that step samples
         is a valid token all the same and is committed.
         """
-        if sequence.state is State.RUNNING:
-            self.leave_slot(sequence)
-            self.enqueue(sequence)
-        self.drop_blocks(sequence)
-        sequence.num_computed = 0
+        self._send_back(sequence)
         if self.states is not None:
             self.keep_state(sequence, sequence.num_tokens)
             self.states.forget_start(sequence)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
+
+    def begin_again(self, sequence: Sequence) -> None:
+        """Blocks that were to come behind a step that ran did not: queue it as if it had just come."""
+        self._send_back(sequence)
+        sequence.num_cached = -1
+
+    def _send_back(self, sequence: Sequence) -> None:
+        if sequence.state is State.RUNNING:
+            self.leave_slot(sequence)
+            self.enqueue(sequence)
+        self.drop_blocks(sequence)
+        sequence.num_computed = 0
 
     def end(self, sequence: Sequence, num_kept_tokens: int | None = None) -> None:
         """Out of everything. Its blocks go when no step in flight uses them.

@@ -128,7 +128,7 @@ class WorkerHost(Service):
         await self.nats_lane.start()
         lanes: list[Lane] = [InlineLane(), ShmLane(self.arena), self.nats_lane]
         files = await self._open_files()
-        self.lanes = LaneSet([*lanes, files] if files is not None else lanes)
+        self.lanes = LaneSet([*lanes, files] if files is not None else lanes, self.metrics)
         self.peer_lanes = PeerLanes(self.arena, self.nats_lane, files, self.metrics)
         self.spawn(self.arena.run)
 
@@ -146,7 +146,13 @@ class WorkerHost(Service):
         )
         await self.arena.connect()  # the first prompt may be one that is kept
         self.spawn(self.cache.run)
-        self.prefixes = PrefixFetcher(engine, self.cache, self.lanes, self.metrics)
+        self.prefixes = PrefixFetcher(
+            engine,
+            self.cache,
+            self.lanes,
+            self.metrics,
+            by_layers=self.config.cache_fetch_by_layers,
+        )
         self.write_back = WriteBack(engine, self.cache, self.metrics)
         self.spawn(self.write_back.run)
         engine.prefixes.on_new_block = self.write_back.offer

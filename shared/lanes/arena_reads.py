@@ -57,6 +57,11 @@ class OpenExtent:
     def copy(self, offset: int, out: memoryview) -> bytes:
         """Fill `out` from `offset` on; the XXH3-128 of what is in `out`, computed on the copy."""
         digest = xxhash.xxh3_128()
+        self.copy_into(offset, out, digest)
+        return digest.digest()
+
+    def copy_into(self, offset: int, out: memoryview, digest: xxhash.xxh3_128) -> None:
+        """As `copy`, for a part of what `digest` covers."""
         for at in range(0, len(out), PIECE_BYTES):
             piece = out[at : at + PIECE_BYTES]
             begin = offset + at
@@ -64,7 +69,6 @@ class OpenExtent:
                 raise CorruptData("gone", f"{self.header.name} is shorter than it was")
             copy_bytes(piece, self._data[begin : begin + len(piece)])
             digest.update(piece)
-        return digest.digest()
 
 
 class ArenaReads:

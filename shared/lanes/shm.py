@@ -43,19 +43,20 @@ class ArenaReader:
         if ticket.kind != KIND:
             raise CorruptData("ticket", f"kind {ticket.kind!r} on lane {KIND!r}")
         view = destination(ticket, out)
-        extent, index = self._find(ticket)
-        _check_head(extent, index, ticket)
+        extent, index = self.find(ticket)
+        check_head(extent, index, ticket)
         digest = extent.copy(ticket.offset, view)
         if digest != ticket.checksum:
             raise CorruptData("checksum", ticket.location)
-        _check_head(extent, index, ticket)
+        check_head(extent, index, ticket)
         return view
 
     def close(self) -> None:
         """Let go of the files."""
         self._reads.close()
 
-    def _find(self, ticket: Ticket) -> tuple[OpenExtent, int]:
+    def find(self, ticket: Ticket) -> tuple[OpenExtent, int]:
+        """The extent of a ticket and the number of its slot; `CorruptData` if there is none."""
         try:
             extent = self._reads.get(ticket.location)
             index = extent.header.slot_index(ticket.offset)
@@ -117,7 +118,8 @@ def make_ticket(slot: Slot, length: int, digest: bytes) -> Ticket:
     )
 
 
-def _check_head(extent: OpenExtent, index: int, ticket: Ticket) -> None:
+def check_head(extent: OpenExtent, index: int, ticket: Ticket) -> None:
+    """`CorruptData` unless the slot still is the ticket's."""
     state, generation = extent.slot_head(index)
     if state not in READABLE or generation != ticket.generation:
         raise CorruptData("generation", "the slot serves somebody else by now")

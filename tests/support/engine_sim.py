@@ -96,6 +96,13 @@ class SimRunner:
             item = plan.items[where]
             drafts = rows.num_drafts[index]
             targets: list[int] = []
+            if item.arrival is not None and not item.arrival.wait(item.arrival.num_layers, 0.0):
+                # It read what was not there (yet); nothing of that may be kept.
+                item.arrival.give_up()
+                self.slots.fail(item.slot)
+                results[where] = ItemResult(num_computed=0, is_void=True)
+                cursor += 1 + drafts if item.is_sampled else 0
+                continue
             if item.is_sampled:
                 self._check(rows, index, contexts[index])
                 end = int(rows.context_lens[index])

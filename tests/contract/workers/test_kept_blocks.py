@@ -18,7 +18,7 @@ from finback.shared.kv.kv_events import EVENT
 from finback.shared.lanes.arena_format import SlotState
 from finback.shared.lanes.base import CorruptData
 from finback.shared.lanes.shm import ArenaReader
-from finback.shared.lanes.ticket import Ticket
+from finback.shared.lanes.shm_parts import BlockRead
 from finback.shared.wire import codec
 from finback.shared.wire.messages.generate import SamplingSpec
 from finback.shared.wire.messages.kv import KvEvents
@@ -205,16 +205,24 @@ async def test_files_outlive_everything(
         await made.settle()
 
 
+@pytest.mark.parametrize("by_layers", [False, True])
 async def test_the_cache_may_die_at_any_moment(
-    nats_server: NatsServer, subject_prefix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    nats_server: NatsServer,
+    subject_prefix: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_layers: bool,
 ) -> None:
-    async with kept_stack(nats_server, subject_prefix, tmp_path) as made:
+    kind, name = (BlockRead, "next") if by_layers else (ArenaReader, "read_now")
+    async with kept_stack(
+        nats_server, subject_prefix, tmp_path, cache_fetch_by_layers=by_layers
+    ) as made:
         await made.crash(await filled(made))
         host = await made.worker()
-        read, num_read, lock = ArenaReader.read_now, 0, threading.Lock()
+        read, num_read, lock = getattr(kind, name), 0, threading.Lock()
         loop = asyncio.get_running_loop()
 
-        def dying(reader: ArenaReader, ticket: Ticket, out: Any = None) -> memoryview:
+        def dying(*arguments: Any) -> Any:
             """On a thread of its own, as a reader is."""
             nonlocal num_read
             with lock:
@@ -223,9 +231,9 @@ async def test_the_cache_may_die_at_any_moment(
             if is_the_third:
                 asyncio.run_coroutine_threadsafe(made.crash_cache(), loop).result(10)
                 raise CorruptData("gone", "the arena went")
-            return read(reader, ticket, out)
+            return read(*arguments)
 
-        monkeypatch.setattr(ArenaReader, "read_now", dying)
+        monkeypatch.setattr(kind, name, dying)
         generation = await made.generate(PROMPT, host)
         assert generation.tokens == undisturbed(PROMPT)
         assert num_read >= 3

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
 from unit.engine.test_scheduler_properties import BLOCK_SIZE, PREFIX, SchedulerMachine
 
+from finback.shared.engine.arrival import Arrival
 from finback.shared.engine.prefix_hold import PrefixHold
 from finback.shared.engine.sequence import SequenceSpec, State
 from finback.shared.wire.messages.generate import SamplingSpec
@@ -22,6 +23,7 @@ class HoldingMachine(SchedulerMachine):
     @initialize()
     def no_holds(self) -> None:
         self.holds: list[tuple[PrefixHold, Any]] = []
+        self.arriving: list[tuple[PrefixHold, Any]] = []
 
     @rule(length=st.integers(1, 12), own=st.integers(0, 10))
     def hold(self, length: int, own: int) -> None:
@@ -47,12 +49,49 @@ class HoldingMachine(SchedulerMachine):
                 self.runner.kv[room * BLOCK_SIZE + position % BLOCK_SIZE] = value
             self.scheduler.table.holds.land(hold, index, is_good=is_good)
 
+    @rule(length=st.integers(4, 12), own=st.integers(0, 10), most=st.integers(1, 3))
+    def queue_arriving(self, length: int, own: int, most: int) -> None:
+        """A thread begins to write blocks of a prompt that is queued at once."""
+        self.hold(length, own)
+        hold, tokens = self.holds[-1]
+        holds = self.scheduler.table.holds
+        taken = [i for i in hold.missing[:most] if holds.take_room(hold, i, spare=1) is not None]
+        if taken:
+            holds.begin_arrival(hold, taken, Arrival(num_layers=2, num_blocks=len(taken)))
+            self.arriving.append((hold, tokens))
+        self._let_go(len(self.holds) - 1, queues=True)
+
+    @rule(data=st.data(), num_good=st.sampled_from([3, 3, 3, 0, 1, 2]), settles=st.booleans())
+    def conclude(self, data: Any, num_good: int, settles: bool) -> None:
+        """The thread is through: its first blocks are good. The loop may hear of it only later."""
+        if self.arriving:
+            at = data.draw(st.integers(0, len(self.arriving) - 1))
+            self._conclude(at, num_good, settles)
+
+    def _conclude(self, at: int, num_good: int, settles: bool) -> None:
+        hold, tokens = self.arriving[at]
+        arrival = hold.arrival
+        assert arrival is not None
+        if not arrival.is_over:
+            num_good = 0 if arrival.is_given_up else min(num_good, arrival.num_blocks)
+            for count, index in enumerate(sorted(hold.pending)):
+                room = hold.pending[index]
+                for position in range(index * BLOCK_SIZE, (index + 1) * BLOCK_SIZE):
+                    value = digest(tokens[: position + 1]) if count < num_good else -2
+                    self.runner.kv[room * BLOCK_SIZE + position % BLOCK_SIZE] = value
+            arrival.conclude(num_good)
+        if settles:
+            self.scheduler.table.holds.settle(hold)
+            self.arriving.pop(at)
+
     @rule(data=st.data(), queues=st.booleans())
     def let_go(self, data: Any, queues: bool) -> None:
         """Queue the prompt with its hold, or let go of it."""
-        if not self.holds:
-            return
-        hold, tokens = self.holds.pop(data.draw(st.integers(0, len(self.holds) - 1)))
+        if self.holds:
+            self._let_go(data.draw(st.integers(0, len(self.holds) - 1)), queues)
+
+    def _let_go(self, at: int, queues: bool) -> None:
+        hold, tokens = self.holds.pop(at)
         if queues:
             self.count += 1
             spec = SequenceSpec(
@@ -90,6 +129,8 @@ class HoldingMachine(SchedulerMachine):
         return SamplingSpec(max_tokens=5, ignore_eos=True)
 
     def teardown(self) -> None:
+        while getattr(self, "arriving", []):
+            self._conclude(0, 3, settles=True)
         for hold, _ in getattr(self, "holds", []):
             self.scheduler.table.holds.release(hold)
         super().teardown()
