@@ -120,7 +120,15 @@ class BlockEndpoints:
     async def _on_store(self, call: Call[StoreRequest]) -> StoreReply:
         started = time.perf_counter()
         await self._grow_for(call.message)
+        evicted = self._store.arena.kept.evicted
+        before = evicted.total()
         reply = self._store.store(call.message, self._store.clocks.now())
+        annotate(
+            **{
+                "finback.cache.num_slots": len(reply.slots),
+                "finback.cache.num_given_up": evicted.total() - before,
+            }
+        )
         self._metrics.observe("finback.cache.store_duration", time.perf_counter() - started)
         self._metrics.count("finback.cache.slots", len(reply.slots), outcome="stored")
         return reply

@@ -10,6 +10,7 @@ import anyio
 from anyio import to_thread
 
 from finback.services.cache.arena import Arena
+from finback.shared.telemetry import tracing
 from finback.shared.telemetry.metrics import Metrics
 
 
@@ -33,8 +34,12 @@ class Growth:
 
     async def _grow(self, slot_bytes: int, num_slots: int) -> bool:
         files, started = self._arena.files, time.perf_counter()
-        with files.claim(slot_bytes, num_slots) as max_bytes:
+        with (
+            tracing.span("cache grow arena") as span,
+            files.claim(slot_bytes, num_slots) as max_bytes,
+        ):
             made = await to_thread.run_sync(files.make, slot_bytes, max_bytes)
+            span.set_attribute("finback.bytes", made.header.file_bytes if made else 0)
         if made is None:
             return False
         self._arena.room.add(made)

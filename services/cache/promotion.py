@@ -7,6 +7,7 @@ read straight into the arena; a slot that a thread may still be writing is given
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
@@ -20,10 +21,12 @@ from finback.services.cache.kept import Now
 from finback.services.cache.retention import CLASSES
 from finback.services.cache.slots import SlotKey, block_name
 from finback.services.cache.store import KvStore
+from finback.services.cache.transfers import FROM_FILES, note_transfer
 from finback.shared.actor.service import Service
 from finback.shared.errors import ServingError
 from finback.shared.lanes.arena_format import BlockKind, BlockLabel, TrafficClass
 from finback.shared.lanes.shm import ArenaWriter
+from finback.shared.telemetry import tracing
 
 if TYPE_CHECKING:
     from finback.services.cache.segments.reader import Outcome
@@ -91,6 +94,13 @@ class Promotion:
         return first or self._loading.get((salt, hashes[0]))
 
     async def _job(self, salt: str, hashes: list[bytes]) -> None:
+        """A child of the span of whoever wanted these blocks first."""
+        with tracing.span("cache promote", {"finback.num_blocks": len(hashes)}) as span:
+            reasons = await self._load(salt, hashes)
+            span.set_attribute("finback.num_promoted", list(reasons.values()).count(""))
+            span.set_attribute("finback.cache.miss", next(filter(None, reasons.values()), ""))
+
+    async def _load(self, salt: str, hashes: list[bytes]) -> dict[bytes, str]:
         reasons = dict.fromkeys(hashes, "slow")
         try:
             async with self._jobs:
@@ -104,6 +114,7 @@ class Promotion:
                     self._store.arena.kept.note_gone(name, load.reason)
                 load.done.set()
             self._count(list(reasons.values()))
+        return reasons
 
     def _count(self, reasons: list[str]) -> None:
         for reason in reasons:
@@ -157,12 +168,17 @@ class Promotion:
         ]
 
     def finish(
-        self, lease_id: str, slots: dict[bytes, SlotKey], outcomes: "Sequence[Outcome]"
+        self,
+        lease_id: str,
+        slots: dict[bytes, SlotKey],
+        outcomes: "Sequence[Outcome]",
+        read_ns: tuple[int, int],
     ) -> dict[bytes, str]:
         """On the event loop, once no thread writes any more: keep what was read, free the rest."""
         from finback.services.cache.segments.record import BlockRecord
 
         good = [outcome for outcome in outcomes if isinstance(outcome, BlockRecord)]
+        note_transfer(self._service.metrics, FROM_FILES, sum(r.length for r in good), read_ns)
         written = [(slots[record.hash], record.length, record.checksum) for record in good]
         try:
             if written and not self._is_closed:
@@ -193,6 +209,8 @@ class _Job:
         self._finished: asyncio.Future[dict[bytes, str]] = self._loop.create_future()
         self._lock = threading.Lock()
         self._is_claimed = False
+        self._parent = tracing.current()
+        self._read_ns = (0, 0)
 
     async def run(self, tier: FileTier) -> dict[bytes, str]:
         """Why blocks did not come; those that did are in memory and kept."""
@@ -217,7 +235,9 @@ class _Job:
         try:
             salt, hashes = self.records[0].salt, [record.hash for record in self.records]
             views = self._promotion.views(self._slots, self.records)
+            started = time.time_ns()
             outcomes = store.read_many(salt, hashes, views)
+            self._read_ns = started, time.time_ns()
         finally:
             if not self._loop.is_closed():
                 self._loop.call_soon_threadsafe(self._finish, outcomes)
@@ -230,7 +250,10 @@ class _Job:
             return is_first
 
     def _finish(self, outcomes: "Sequence[Outcome]") -> None:
-        kept = self._promotion.finish(self._lease_id, self._slots, outcomes)
+        if self._read_ns[1]:
+            attributes = {"finback.bytes": sum(record.length for record in self.records)}
+            tracing.record_span("cache file read", *self._read_ns, self._parent, attributes)
+        kept = self._promotion.finish(self._lease_id, self._slots, outcomes, self._read_ns)
         if not self._finished.done():
             self._finished.set_result(kept)
 

@@ -8,16 +8,19 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final
 
 import anyio
+from opentelemetry.context import Context
 
 from finback.services.cache.file_tier import FileTier
 from finback.services.cache.forgotten import Forgotten
 from finback.services.cache.slots import SlotKey
 from finback.services.cache.store import KvStore
+from finback.services.cache.transfers import TO_FILES, note_transfer
 from finback.services.cache.write_batch import WriteBatch
 from finback.shared.actor.service import Service
 from finback.shared.lanes.arena_format import BlockKind, SlotHeader, SlotState
 from finback.shared.lanes.shm import ArenaReader
 from finback.shared.lanes.ticket import Ticket
+from finback.shared.telemetry import tracing
 
 if TYPE_CHECKING:
     from finback.services.cache.segments.record import BlockRecord
@@ -43,7 +46,7 @@ class WriteBack:
         self._tier = tier
         self._reader = reader
         self._forgotten = forgotten
-        self._waiting: deque[tuple[SlotKey, int]] = deque()
+        self._waiting: deque[tuple[SlotKey, int, Context]] = deque()
         self._wake = anyio.Event()
 
     @property
@@ -55,6 +58,7 @@ class WriteBack:
         """Blocks that were just committed; those worth it get in line."""
         if self._tier.health.state == "off":
             return
+        parent = tracing.current()
         for key in keys:
             header = self._store.arena.book.header(key)
             if not self._is_wanted(header):
@@ -62,7 +66,7 @@ class WriteBack:
             if len(self._waiting) >= MAX_WAITING:
                 self._count("dropped")
                 continue
-            self._waiting.append((key, header.generation))
+            self._waiting.append((key, header.generation, parent))
         self._wake.set()
 
     def _is_wanted(self, header: SlotHeader) -> bool:
@@ -87,7 +91,12 @@ class WriteBack:
 
     async def _write_some(self) -> None:
         num = min(_BATCH, len(self._waiting))
-        jobs = [job for job in (self._job(*self._waiting.popleft()) for _ in range(num)) if job]
+        jobs, parents = [], []
+        for key, generation, parent in [self._waiting.popleft() for _ in range(num)]:
+            job = self._job(key, generation)
+            if job is not None:
+                jobs.append(job)
+                parents.append(parent)
         if not jobs:
             return
         with WriteBatch(jobs, self._reader, self._forgotten) as batch:
@@ -96,6 +105,10 @@ class WriteBack:
                 self._done(ticket, record, outcome, batch)
         if outcomes is None:
             self._count("failed", len(jobs))
+            return
+        written = [r.length * (o == "written") for (_, r), o in zip(jobs, outcomes, strict=True)]
+        note_transfer(self._service.metrics, TO_FILES, sum(written), batch.span_ns)
+        _record(parents, written, batch.span_ns)
 
     def _done(self, ticket: Ticket, record: "BlockRecord", outcome: str, batch: WriteBatch) -> None:
         if outcome == "written" and batch.is_void(record):
@@ -132,3 +145,18 @@ class WriteBack:
             first_block=label.block_index,
         )
         return self._store.arena.ticket(key), record
+
+
+def _record(parents: list[Context], written: list[int], span_ns: tuple[int, int]) -> None:
+    """A span for each request that had stored blocks of the batch; none without a request."""
+    if not tracing.is_recording():
+        return
+    sizes: dict[int, list[int]] = {}
+    for parent, num_bytes in zip(parents, written, strict=True):
+        sizes.setdefault(tracing.span_id(parent), []).append(num_bytes)
+    by_id = {tracing.span_id(parent): parent for parent in parents}
+    for span_id, parent in by_id.items():
+        if span_id:
+            mine = sizes[span_id]
+            attributes = {"finback.num_blocks": len(mine), "finback.bytes": sum(mine)}
+            tracing.record_span("cache file write", *span_ns, parent, attributes)

@@ -1,6 +1,7 @@
 """Blocks that a worker thread writes into the files; it may go on after its asker has given up."""
 
 import threading
+import time
 from typing import TYPE_CHECKING, Self
 
 from finback.services.cache.forgotten import Forgotten
@@ -30,6 +31,8 @@ class WriteBatch:
         forgotten.begin()
         self._lock = threading.Lock()
         self._is_claimed = False
+        self.span_ns = (0, 0)
+        """When the thread began and ended; zeros before that."""
 
     def is_void(self, record: "BlockRecord") -> bool:
         """Whether the block was to be forgotten since this batch was made."""
@@ -54,9 +57,11 @@ class WriteBatch:
         """In a worker thread: copy, compare, append."""
         if not self._claim():
             return []
+        started = time.time_ns()
         try:
             return [self._write(store, *job) for job in self._jobs]
         finally:
+            self.span_ns = started, time.time_ns()
             self._forgotten.end(self._mark)
 
     def _write(self, store: "SegmentStore", ticket: Ticket, record: "BlockRecord") -> str:

@@ -1,10 +1,13 @@
 """Several lanes behind one `get`, and which of them to use towards a peer."""
 
+import time
 from collections.abc import Iterable, Sequence
 from typing import Final
 
 from finback.shared.lanes.base import CorruptData, Lane
 from finback.shared.lanes.ticket import Ticket
+from finback.shared.telemetry import tracing
+from finback.shared.telemetry.metrics import Metrics
 
 # The fastest first. `inline` is chosen by size, never by this order.
 ORDER: Final = ("shm", "file", "nats")
@@ -18,8 +21,10 @@ LANE_FAULTS: Final = frozenset({"unreachable", "gone"})
 class LaneSet:
     """The lanes that this process can read from, by kind."""
 
-    def __init__(self, lanes: Iterable[Lane]) -> None:
+    def __init__(self, lanes: Iterable[Lane], metrics: Metrics | None = None) -> None:
+        """With `metrics`, transfers are counted and timed."""
         self._lanes = {lane.kind: lane for lane in lanes}
+        self._metrics = metrics
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -31,7 +36,32 @@ class LaneSet:
         lane = self._lanes.get(ticket.kind)
         if lane is None:
             raise CorruptData("unreachable", f"no lane of kind {ticket.kind!r} here")
-        return await lane.get(ticket, out)
+        started = time.perf_counter()
+        try:
+            data = await lane.get(ticket, out)
+        except CorruptData as error:
+            self._note(ticket, error.reason, time.perf_counter() - started)
+            raise
+        self._note(ticket, "ok", time.perf_counter() - started)
+        return data
+
+    def _note(self, ticket: Ticket, outcome: str, seconds: float) -> None:
+        """In the metrics, and in the span of whoever reads: one event a transfer, no span of its own."""
+        if self._metrics is not None:
+            labels = {"lane": ticket.kind, "outcome": outcome}
+            self._metrics.count("finback.lanes.reads", **labels)
+            self._metrics.observe("finback.lanes.read_duration", seconds, lane=ticket.kind)
+            if outcome == "ok":
+                self._metrics.count("finback.lanes.read_bytes", ticket.length, lane=ticket.kind)
+        tracing.add_event(
+            "lane read",
+            {
+                "finback.lane": ticket.kind,
+                "finback.bytes": ticket.length,
+                "finback.ms": round(seconds * 1e3, 3),
+                "finback.outcome": outcome,
+            },
+        )
 
     async def release(self, ticket: Ticket) -> None:
         """As `Lane.release`, for the side that put it."""

@@ -138,6 +138,18 @@ def current() -> Context:
     return otel_context.get_current()
 
 
+def span_id(context: Context) -> int:
+    """The span in a context that was kept; 0: none."""
+    return trace.get_current_span(context).get_span_context().span_id
+
+
+def add_event(name: str, attrs: Mapping[str, Any]) -> None:
+    """A point in the current span: for what happens too often for a span of its own."""
+    span_now = trace.get_current_span()
+    if span_now.is_recording():
+        span_now.add_event(name, attrs)
+
+
 def context_of(span: Span) -> Context:
     """A context in which `span` is the parent."""
     return trace.set_span_in_context(span, Context())
