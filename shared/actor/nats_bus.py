@@ -196,7 +196,13 @@ class NatsBus:
         # A PING may overtake a SUB that still waits to be written; by the second it is out.
         await self.flush()
         await self.flush()
-        return _Subscription(subscription)
+        return _Subscription(self, subscription)
+
+    async def withdraw(self, subscription: NatsSubscription) -> None:
+        """Take a subscription from the server; when this returns all messages for it have come."""
+        await self._client._send_unsubscribe(subscription._id)  # no public way leaves it open here
+        await self.flush()
+        await self.flush()
 
     # -- life of the connection
 
@@ -306,13 +312,17 @@ class NatsBus:
 class _Subscription:
     """Wraps nats-py's, and forgives a connection that is already gone."""
 
-    def __init__(self, inner: NatsSubscription) -> None:
+    def __init__(self, bus: NatsBus, inner: NatsSubscription) -> None:
+        self._bus = bus
         self._inner = inner
 
     async def drain(self) -> None:
         try:
+            # As with SUB: the client's own drain sends its PING past an UNSUB that waits to be written,
+            # and loses what the server sends in between. A second UNSUB does no harm.
+            await self._bus.withdraw(self._inner)
             await self._inner.drain()  # type: ignore[no-untyped-call]  # nats-py lacks types
-        except (nats.errors.Error, TimeoutError):
+        except (nats.errors.Error, TimeoutError, Unavailable):
             return
 
     async def unsubscribe(self) -> None:
