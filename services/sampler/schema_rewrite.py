@@ -162,7 +162,7 @@ class Rewriter:
             of_type = self._one_of_in(value, ours, frozenset({name}), at)
             if of_type is None:
                 return self._one_of_given_up(value, at)
-            parts += [all_of([{"type": name}, part]) for part in of_type]
+            parts += [_of_type(part, name) for part in of_type]
         return [any_of(parts)]
 
     def _one_of_in(
@@ -330,6 +330,16 @@ class Rewriter:
             if patterns:
                 out["patternProperties"] = {**patterns, **out.get("patternProperties", {})}
             out["additionalProperties"] = value
+
+
+def _of_type(schema: Any, name: str) -> Any:
+    """The values of one type; in the schema itself, because the engine merges no cycles."""
+    if isinstance(schema, dict) and "$ref" not in schema:
+        if "type" not in schema:
+            return {"type": name, **schema}
+        if types_of(schema) == {name}:
+            return schema
+    return all_of([{"type": name}, schema])
 
 
 def _name_pattern(names: dict[str, Any]) -> str | None:
