@@ -48,7 +48,7 @@ class Case:
     judge: Any
 
 
-def accepted_cases() -> list[Case]:
+def accepted_cases(most: int = NUM_SCHEMAS) -> list[Case]:
     """The first of the sample that the sampler accepts."""
     vocabulary = Vocabulary(*load_engine_tokenizer("embedded"))
     cases: list[Case] = []
@@ -64,7 +64,7 @@ def accepted_cases() -> list[Case]:
             cls = validator_for(schema, default=jsonschema.Draft202012Validator)
             judge = cls(schema, format_checker=cls.FORMAT_CHECKER)
             cases.append(Case(name=row["name"], schema=schema, judge=judge))
-            if len(cases) == NUM_SCHEMAS:
+            if len(cases) == most:
                 break
     return cases
 

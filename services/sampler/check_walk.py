@@ -108,7 +108,7 @@ async def draw(walk: Walk, *, seed: int, max_tokens: int) -> dict[str, Any]:
         mask = await sequence.mask()
         if mask.error:
             return _drawn(walk, sequence, error=mask.error)
-        token_id = _choose(rng, walk.vocabulary, mask, len(sequence.token_ids))
+        token_id = choose(rng, walk.vocabulary, mask, len(sequence.token_ids))
         if token_id in walk.vocabulary.eos_ids:
             return _drawn(walk, sequence, is_whole=True)
         sequence.token_ids.append(token_id)
@@ -124,7 +124,7 @@ def _drawn(
     return told | ({"error": error} if error else {})
 
 
-def _choose(rng: random.Random, vocabulary: WalkTokens, mask: Mask, num_tokens: int) -> int:
+def choose(rng: random.Random, vocabulary: WalkTokens, mask: Mask, num_tokens: int) -> int:
     """Mostly plain text, and the longer the answer the rather what ends it."""
     allowed = allowed_of(mask)
     eos = vocabulary.eos_ids
