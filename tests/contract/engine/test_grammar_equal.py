@@ -223,10 +223,11 @@ def test_forced_tokens_share_steps_and_are_counted(overlap_below_ms: float) -> N
     specs = [_spec(0, 5, 0.0, 1)]
     (alone,), _ = _run(BASE, specs, [0])
     config = replace(BASE, max_span_tokens=8, overlap_below_ms=overlap_below_ms)
-    (jumped,), driver = _run(config, specs, [0])
+    (jumped,), _ = _run(config, specs, [0])
     assert jumped.tokens == alone.tokens
     assert jumped.end is not None
-    assert len(driver.steps) < 0.7 * len(jumped.tokens)
+    # How soon a mask comes decides how many tokens share a step, so no more than this is certain.
+    assert jumped.end.num_steps == len(jumped.tokens) - jumped.end.num_accepted_tokens
     assert jumped.end.num_completion_tokens == len(jumped.tokens)
     assert jumped.end.num_accepted_tokens == jumped.end.num_draft_tokens > 8
     assert jumped.logprobs == alone.logprobs  # of the raw distribution, as always
