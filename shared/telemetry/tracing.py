@@ -150,6 +150,14 @@ def add_event(name: str, attrs: Mapping[str, Any]) -> None:
         span_now.add_event(name, attrs)
 
 
+def add_up(numbers: Mapping[str, float]) -> None:
+    """Add to attributes of the current span: sums of what happens too often even for events."""
+    span_now = trace.get_current_span()
+    if span_now.is_recording():
+        before: Mapping[str, Any] = getattr(span_now, "attributes", None) or {}
+        span_now.set_attributes({name: before.get(name, 0) + n for name, n in numbers.items()})
+
+
 def context_of(span: Span) -> Context:
     """A context in which `span` is the parent."""
     return trace.set_span_in_context(span, Context())

@@ -79,24 +79,21 @@ async def test_what_is_given_up_for_room_is_told(tmp_path: Path, folder: Path) -
         assert stored["finback.cache.num_given_up"] == 1
 
 
-async def test_a_lane_s_reads_are_events_and_metrics(folder: Path) -> None:
+async def test_a_lane_s_reads_are_summed_up_and_its_failures_told(folder: Path) -> None:
     metrics = Metrics()
     lanes = LaneSet([InlineLane()], metrics)
     good = await InlineLane().put(b"x" * 1000)
     bad = replace(good, checksum=bytes(16))
     with tracing.span("request"):
         await lanes.get(good)
+        await lanes.get(good)
         with pytest.raises(CorruptData):
             await lanes.get(bad)
     (span,) = spans(folder)
-    outcomes = [
-        (
-            event["name"],
-            event["attributes"]["finback.outcome"],
-            event["attributes"]["finback.bytes"],
-        )
-        for event in span["events"]
-    ]
-    assert outcomes == [("lane read", "ok", 1000), ("lane read", "checksum", 1000)]
-    assert metrics.value("finback.lanes.read_bytes", lane="inline") == 1000
-    assert metrics.value("finback.lanes.reads", lane="inline", outcome="checksum") == 1
+    assert span["attributes"]["finback.lane.inline.bytes"] == 2000
+    assert span["attributes"]["finback.lane.inline.ms"] > 0
+    (event,) = span["events"]
+    assert event["name"] == "lane read failed"
+    assert event["attributes"]["finback.reason"] == "checksum"
+    assert metrics.value("finback.lanes.read_bytes", lane="inline") == 2000
+    assert metrics.value("finback.lanes.read_failures", lane="inline", reason="checksum") == 1
