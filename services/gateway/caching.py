@@ -47,13 +47,13 @@ class Caching:
 NO_CACHING: Final = Caching()
 
 
-def caching_of(request: CachingFields, *, conversation: str = "") -> Caching:
-    """`conversation`: its name where the request does not give it a key."""
+def caching_of(request: CachingFields, *, conversation: str = "", cache_salt: str = "") -> Caching:
+    """`conversation`, `cache_salt`: where the request gives no key or salt of its own."""
     key = request.prompt_cache_key
     retention = request.prompt_cache_retention
     return Caching(
         traffic_class=request.traffic_class or "",
         retention_s=_RETENTION_S[retention] if retention else None,
         session=f"key:{key}" if key else conversation,
-        cache_salt=request.cache_salt or "",
+        cache_salt=request.cache_salt or cache_salt,
     )

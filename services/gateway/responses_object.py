@@ -44,6 +44,8 @@ def skeleton(plan: Plan, model: str) -> dict[str, Any]:
         "truncation": request.truncation or "disabled",
         "usage": None,
         "user": request.user,
+        # Not OpenAI's: only there where it is used.
+        **({"cache_salt": plan.cache_salt} if plan.cache_salt else {}),
     }
 
 

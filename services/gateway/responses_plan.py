@@ -37,11 +37,15 @@ _FRAME_CHARS: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """`items`: everything the model is shown; the last of them, `own_items`, this request brought."""
+    """`items`: everything the model is shown; the last of them, `own_items`, this request brought.
+
+    `cache_salt`: of the response that it continues; empty: none.
+    """
 
     items: tuple[Item, ...]
     own_items: tuple[Item, ...]
     conversation_id: str | None = None
+    cache_salt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +63,11 @@ class Plan:
     def is_stored(self) -> bool:
         return self.request.store is not False
 
+    @property
+    def cache_salt(self) -> str:
+        """The request's own, else that of what it continues: else a chain would leave its blocks."""
+        return self.request.cache_salt or self.context.cache_salt
+
     def to_json(self) -> dict[str, Any]:
         """What `of_json` needs; the context is stored beside it."""
         num_own = len(self.context.own_items)
@@ -70,6 +79,7 @@ class Plan:
             "seed": self.seed,
             "num_own_items": num_own,
             "conversation_id": self.context.conversation_id,
+            "cache_salt": self.context.cache_salt,
         }
 
 
@@ -82,6 +92,8 @@ def of_json(stored: Stored, unseal: Unseal) -> Plan:
         items=items,
         own_items=items[len(items) - saved["num_own_items"] :],
         conversation_id=saved["conversation_id"],
+        # Not there in what an earlier release stored.
+        cache_salt=saved.get("cache_salt", ""),
     )
     return Plan(
         request=request,
@@ -137,15 +149,20 @@ async def context_of(request: InputRequest, store: Store, tenant: str) -> Contex
         )
     given = items_of(request.input if request.input is not None else [])
     earlier: list[Item] = []
-    conversation_id = _conversation_id(request)
+    conversation_id, cache_salt = _conversation_id(request), ""
     if request.previous_response_id is not None:
-        earlier = await _previous(store, tenant, request.previous_response_id)
+        earlier, cache_salt = await _previous(store, tenant, request.previous_response_id)
     elif conversation_id is not None:
         earlier = await store.conversations.items(tenant, conversation_id)
     own = await _resolved(given, earlier, store, tenant)
     items = (*earlier, *own)
     await _check_size(items)
-    return Context(items=items, own_items=tuple(own), conversation_id=conversation_id)
+    return Context(
+        items=items,
+        own_items=tuple(own),
+        conversation_id=conversation_id,
+        cache_salt=cache_salt,
+    )
 
 
 async def _check_size(items: Sequence[Item]) -> None:
@@ -170,7 +187,8 @@ def _conversation_id(request: InputRequest) -> str | None:
     return given.id if isinstance(given, ConversationRef) else given
 
 
-async def _previous(store: Store, tenant: str, response_id: str) -> list[Item]:
+async def _previous(store: Store, tenant: str, response_id: str) -> tuple[list[Item], str]:
+    """Its items and its salt."""
     found = await store.responses.get(tenant, response_id, with_items=True)
     if found is None:
         raise InvalidRequest(
@@ -184,7 +202,7 @@ async def _previous(store: Store, tenant: str, response_id: str) -> list[Item]:
             param="previous_response_id",
             reason="previous_response_not_finished",
         )
-    return [*found.items, *found.body["output"]]
+    return [*found.items, *found.body["output"]], found.body.get("cache_salt", "")
 
 
 async def _resolved(

@@ -24,7 +24,7 @@ async def responses_work(
 ) -> Work:
     """Encode and check; raises `InvalidRequest` for what does not fit."""
     request = plan.request
-    caching = caching_of(request, conversation=_name_of(plan))
+    caching = caching_of(request, conversation=_name_of(plan), cache_salt=plan.cache_salt)
     salt = cache_salt_of(tenant, caching.cache_salt)
     conversation, prompt = await _fitting(plan, model, salt)
     room = model.check_length(prompt.num_tokens, request.max_output_tokens, PARAMS)

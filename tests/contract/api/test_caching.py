@@ -99,6 +99,29 @@ async def test_the_salt_makes_the_same_chain_at_the_gateway_and_in_the_engine(
     assert len(hashes) >= 2 and route.block_hashes == b"".join(hashes)
 
 
+async def test_a_chain_of_responses_keeps_its_salt(
+    stack: GatewayStack, client: openai.OpenAI
+) -> None:
+    answers: list[Any] = []
+
+    def ask(**more: Any) -> None:
+        if answers:
+            more["previous_response_id"] = answers[-1].id
+        answers.append(
+            client.responses.create(model=MODEL, input="one", max_output_tokens=2, **more)
+        )
+
+    wanted = []
+    for own, salt in (("a", "a"), ("", "a"), ("b", "b"), ("", "b")):
+        more: dict[str, Any] = {"extra_body": {"cache_salt": own}} if own else {}
+        _, prefill = await overheard(stack, lambda more=more: ask(**more))
+        wanted.append((prefill.spec.cache_salt, cache_salt_of("", salt)))
+    assert all(found == expected for found, expected in wanted), wanted
+    # A background response is made from what was stored of its request.
+    _, prefill = await overheard(stack, lambda: ask(background=True))
+    assert prefill.spec.cache_salt == cache_salt_of("", "b")
+
+
 async def test_responses_of_a_chain_are_one_session(
     stack: GatewayStack, client: openai.OpenAI
 ) -> None:
