@@ -49,7 +49,9 @@ class StackConfig:
         0, "longest prompt plus answer; 0: the model's", unit="tokens", low=0, high=2**24
     )
     weights_dtype: str = setting(
-        "auto", "how weights are held", choices=("auto", "f32", "f16", "bf16")
+        "auto",
+        "how weights are held; stored: as in the file, dequantised at use (deepseek_v4)",
+        choices=("auto", "f32", "f16", "bf16", "stored"),
     )
     output_format: str = setting(
         "auto",

@@ -14,7 +14,7 @@ _QUERY: Final = ("nvidia-smi", "--query-gpu=name,memory.free", "--format=csv,noh
 _QUERY_TIMEOUT_S: Final = 10.0
 SEQUENCE_TOKENS: Final = 4096
 # The ways to hold weights that are worth telling, of those that a model has; by kind of place.
-_WAYS: Final = {"host": ("auto", "f32", "bf16"), "device": ("bf16",)}
+_WAYS: Final = {"host": ("auto", "f32", "bf16", "stored"), "device": ("bf16",)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,9 +16,16 @@ Tensor = tuple[str, tuple[int, ...]]
 
 
 def v4_held_bytes(inventory: Inventory) -> dict[str, int]:
-    """By `weights_dtype`: dequantised as `f32` (what `auto` is) or `bf16`."""
+    """By `weights_dtype`: `f32` (what `auto` is) and `bf16` dequantised, `stored` as in the file.
+
+    Mixes, biases and sinks stay float32 in all of them; they are too small to be told apart.
+    """
     weights, tables = inventory.num_elements()
-    return {"bf16": 2 * weights + 8 * tables, "f32": 4 * weights + 8 * tables}
+    return {
+        "f32": _WIDTHS["f32"] * weights + 8 * tables,
+        "bf16": _WIDTHS["bf16"] * weights + 8 * tables,
+        "stored": sum(inventory.formats().values()),
+    }
 
 
 def dense_held_bytes(config: ModelConfig, tensors: Mapping[str, Tensor]) -> dict[str, int]:

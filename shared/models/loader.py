@@ -16,6 +16,8 @@ from finback.shared.models.source import ModelSource
 from finback.shared.models.transformer import Transformer
 from finback.shared.models.weights import WeightReader
 
+# Kept in the file's own formats, dequantised where they are used.
+_STORED: Final = "stored"
 _WEIGHT_DTYPES: Final = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -44,14 +46,19 @@ def load_model(
     """
     if num_threads:
         torch.set_num_threads(num_threads)
-    if weights_dtype not in ("auto", *_WEIGHT_DTYPES):
+    if weights_dtype not in ("auto", _STORED, *_WEIGHT_DTYPES):
         raise ConfigError(
-            f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}"
+            f"weights_dtype is {weights_dtype!r}; use auto, {', '.join(_WEIGHT_DTYPES)}, {_STORED}"
         )
     _check_kernels(device, mode)
     config = source.config
     if isinstance(config, V4Config):
         return _load_v4(source.path, config, device, mode, weights_dtype)
+    if weights_dtype == _STORED:
+        raise ConfigError(
+            f"weights_dtype is {_STORED!r}, which is for deepseek_v4 models; of a "
+            f"{config.architecture} model the formats that can be kept are kept by 'auto'"
+        )
     reader = open_weights(source)
     if config.window_layers:
         return _load_windowed(source, reader, device, mode, weights_dtype)
@@ -77,8 +84,14 @@ def _load_v4(path: Path, config: V4Config, device: str, mode: str, weights_dtype
     """DeepSeek V4 in plain torch, over blocks and state slots; it serves every mode."""
     from finback.shared.models.deepseek_v4.model import V4Model  # few models need it
 
-    dtype = torch.float32 if weights_dtype == "auto" else _WEIGHT_DTYPES[weights_dtype]
-    return V4Model(path, config, device=device, mode=mode, dtype=dtype)
+    return V4Model(
+        path,
+        config,
+        device=device,
+        mode=mode,
+        dtype=_WEIGHT_DTYPES.get(weights_dtype, torch.float32),
+        keeps_stored=weights_dtype == _STORED,
+    )
 
 
 def _load_windowed(

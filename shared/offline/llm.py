@@ -41,8 +41,9 @@ class LLM:
     `model`: None or "embedded" for the model that comes with Finback, a GGUF file, or a Hugging
     Face folder. 0 in a number means chosen from the model and the machine. `deterministic`: the
     same tokens and logprobs to the last bit whatever else is in the batch. `max_draft_tokens`: most
-    tokens guessed a step from what the text itself repeats; the answers are the same. `kv_pool_bytes`
-    and `max_model_len` bound the memory. `num_threads` is torch's, so the whole process's.
+    tokens guessed a step from what the text itself repeats; the answers are the same. `weights_dtype`
+    "stored" keeps a DeepSeek V4's fp8 and fp4 weights as they are. `kv_pool_bytes` and `max_model_len`
+    bound the memory. `num_threads` is torch's, so the whole process's.
 
     Raises `InvalidOption` (a `ConfigError` and `ValueError`) for wrong options and `ConfigError` for
     a model that cannot be loaded. Not usable in a child made by `fork` afterwards.

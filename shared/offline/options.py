@@ -16,7 +16,7 @@ _BATCHED_TOKENS: Final = 512
 _DTYPES: Final = ("auto", "f32", "f16", "bf16")
 _CHOICES: Final = {
     "device": ("auto", "cpu", "cuda"),
-    "weights_dtype": _DTYPES,
+    "weights_dtype": (*_DTYPES, "stored"),
     "kv_dtype": _DTYPES,
 }
 _LIMITS: Final = {

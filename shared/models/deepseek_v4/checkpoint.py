@@ -29,6 +29,7 @@ class V4Checkpoint:
         self._config = config
         self._on_progress = on_progress
         self._num_read = 0
+        self._held: dict[str, torch.Tensor] = {}
         self.inventory = take_inventory(folder, config)
         if self.inventory.problems:
             raise ConfigError(self.inventory.problems[0])
@@ -54,6 +55,12 @@ class V4Checkpoint:
             else found.to(dtype)
         )
 
+    def as_stored(self, name: str) -> torch.Tensor:
+        """A tensor in the file's own type; one with scales beside it is dequantised to float32."""
+        if scale_name(name) in self._stored:
+            return self.tensor(name, torch.float32)
+        return self._read(name)
+
     def experts(
         self, layer: int, experts: tuple[int, ...], dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -73,11 +80,32 @@ class V4Checkpoint:
             down[at] = self.tensor(down_name, dtype)
         return gate_up, down
 
+    def hold(self, experts: tuple[int, ...] | None = None) -> int:
+        """Read all that the model needs into memory, as it is stored; returns its bytes.
+
+        From then on tensors are made from there. `experts`: those of this rank only; None: all.
+        """
+        unwanted = self._of_others(experts)
+        for name in self._stored:
+            if not is_draft(name) and name not in unwanted:
+                self._held[name] = self._read(name)
+        return sum(held.nbytes for held in self._held.values())
+
+    def _of_others(self, experts: tuple[int, ...] | None) -> set[str]:
+        if experts is None:
+            return set()
+        others = set(range(self._config.num_experts)).difference(experts)
+        layers = range(self._config.num_layers)
+        names = {name for at in layers for e in others for name in expert_names(at, e)}
+        return names | {scale_name(name) for name in names}
+
     def formats(self) -> dict[str, int]:
         """Bytes by stored type, of the model proper."""
         return self.inventory.formats()
 
     def _read(self, name: str) -> torch.Tensor:
+        if name in self._held:
+            return self._held[name]
         stored = self._stored[name]
         found = read(stored)
         self._num_read += stored.num_bytes

@@ -1,5 +1,7 @@
 """From a checkpoint to the weights of the network."""
 
+from functools import partial
+
 import torch
 
 from finback.shared.models.deepseek_v4.checkpoint import V4Checkpoint
@@ -28,14 +30,23 @@ class WeightLoader:
         config: V4Config,
         dtype: torch.dtype = torch.float32,
         experts: tuple[int, ...] | None = None,
+        *,
+        keeps_stored: bool = False,
     ) -> None:
+        """`keeps_stored`: weights stay in memory as in the file, and are dequantised layer by layer
+        and expert by expert when they are used.
+        """
         self._checkpoint = checkpoint
         self._config = config
         self._dtype = dtype
         self._experts = tuple(range(config.num_experts)) if experts is None else experts
+        self._keeps_stored = keeps_stored
+        self._held_bytes = checkpoint.hold(self._experts) if keeps_stored else 0
 
     def load(self) -> V4Weights:
         """Read everything."""
+        if self._keeps_stored:
+            return self._stored()
         return V4Weights(
             embedding=self._tensor("embed.weight"),
             layers=tuple(
@@ -44,6 +55,22 @@ class WeightLoader:
             head_mix=self._hyper("hc_head"),
             norm=self._tensor("norm.weight"),
             head=self._tensor("head.weight"),
+            dtype=self._dtype,
+        )
+
+    def _stored(self) -> V4Weights:
+        """Embedding and head in the file's own type, all other weights behind functions."""
+        return V4Weights(
+            embedding=self._checkpoint.as_stored("embed.weight"),
+            layers=tuple(
+                partial(self._layer, index, ratio)
+                for index, ratio in enumerate(self._config.ratios)
+            ),
+            head_mix=self._hyper("hc_head"),
+            norm=self._tensor("norm.weight"),
+            head=self._checkpoint.as_stored("head.weight"),
+            dtype=self._dtype,
+            held_bytes=self._held_bytes,
         )
 
     def _layer(self, index: int, ratio: int) -> LayerWeights:
@@ -89,7 +116,10 @@ class WeightLoader:
 
     def _mixture(self, layer: int) -> MixtureWeights:
         stem = f"layers.{layer}.ffn"
-        gate_up, down = self._checkpoint.experts(layer, self._experts, self._dtype)
+        one_by_one = partial(self._expert, layer) if self._keeps_stored else None
+        # What is made when it is used is not made here.
+        chosen = () if self._keeps_stored else self._experts
+        gate_up, down = self._checkpoint.experts(layer, chosen, self._dtype)
         shared = [self._tensor(f"{stem}.shared_experts.{part}.weight") for part in ("w1", "w3")]
         is_hashed = layer < self._config.num_hash_layers
         return MixtureWeights(
@@ -100,7 +130,12 @@ class WeightLoader:
             shared_down=self._tensor(f"{stem}.shared_experts.w2.weight"),
             bias=None if is_hashed else self._exact(f"{stem}.gate.bias"),
             table=self._tensor(f"{stem}.gate.tid2eid") if is_hashed else None,
+            one_expert=one_by_one,
         )
+
+    def _expert(self, layer: int, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """The expert that is held in a slot, dequantised: [1, 2f, d] and [1, d, f]."""
+        return self._checkpoint.experts(layer, (self._experts[slot],), self._dtype)
 
     def _hyper(self, stem: str) -> HyperWeights:
         return HyperWeights(

@@ -1,5 +1,7 @@
 """The mixture of experts of every layer, routed by a stored table or by score."""
 
+from collections.abc import Callable
+
 import torch
 
 from finback.kernels.expert_mlp.reference import clamped_gate, expert_mlp
@@ -34,6 +36,8 @@ class Mixture:
 
     def _own(self, rows: torch.Tensor, slots: torch.Tensor, shares: torch.Tensor) -> torch.Tensor:
         """The experts that are held here, one a row."""
+        if self._weights.one_expert is not None:
+            return self._one_by_one(rows, slots, shares, self._weights.one_expert)
         return expert_mlp(
             rows,
             self._weights.expert_gate_up,
@@ -42,3 +46,23 @@ class Mixture:
             shares[:, None],
             limit=self._config.swiglu_limit,
         )
+
+    def _one_by_one(
+        self,
+        rows: torch.Tensor,
+        slots: torch.Tensor,
+        shares: torch.Tensor,
+        one_expert: Callable[[int], tuple[torch.Tensor, torch.Tensor]],
+    ) -> torch.Tensor:
+        """The same with experts that are made when they are used, one at a time."""
+        found = torch.zeros(rows.shape, dtype=torch.float32, device=rows.device)
+        for slot in sorted(set(slots[slots >= 0].tolist())):
+            at = (slots == slot).nonzero().flatten()
+            found[at] = expert_mlp(
+                rows[at],
+                *one_expert(slot),
+                torch.zeros_like(slots[at])[:, None],
+                shares[at][:, None],
+                limit=self._config.swiglu_limit,
+            )
+        return found

@@ -30,9 +30,16 @@ class V4Model:
     """
 
     def __init__(
-        self, folder: Path, config: V4Config, *, device: str, mode: str, dtype: torch.dtype
+        self,
+        folder: Path,
+        config: V4Config,
+        *,
+        device: str,
+        mode: str,
+        dtype: torch.dtype,
+        keeps_stored: bool = False,
     ) -> None:
-        """Read the weights, dequantised to `dtype`."""
+        """Read the weights, dequantised to `dtype` now or (`keeps_stored`) whenever they are used."""
         if device != "cpu":
             raise ConfigError(
                 f"{folder}: {config.architecture} models run on the cpu, not {device}"
@@ -43,7 +50,7 @@ class V4Model:
         self.default_kv_dtype = _KV_DTYPES[dtype]
         self.numerics = f"v4-{mode}-{self.default_kv_dtype}"
         checkpoint = V4Checkpoint(folder, config)
-        weights = WeightLoader(checkpoint, config, dtype).load()
+        weights = WeightLoader(checkpoint, config, dtype, keeps_stored=keeps_stored).load()
         self._network = V4Network(config, weights, device)
         self.weights_bytes = weights.num_bytes
 

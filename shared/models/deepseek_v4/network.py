@@ -1,5 +1,8 @@
 """The V4 network in plain torch: the truth that faster implementations are checked against."""
 
+from collections.abc import Callable
+from typing import Final
+
 import torch
 
 from finback.kernels.hyper_mix.reference import Mix, hyper_collapse, hyper_mix, hyper_spread
@@ -13,6 +16,9 @@ from finback.shared.models.deepseek_v4.mixture import Mixture
 from finback.shared.models.deepseek_v4.rope import Rotation
 from finback.shared.models.deepseek_v4.weights import HyperWeights, LayerWeights, V4Weights
 
+# Rows of a head in another type that are converted at a time: bounds the memory, 128 MiB at 4,096 wide.
+_HEAD_ROWS: Final = 8192
+
 
 class Layer:
     """Two sites: attention and experts, each between a mix of the streams and their spreading."""
@@ -21,22 +27,27 @@ class Layer:
         self,
         config: V4Config,
         ratio: int,
-        weights: LayerWeights,
+        weights: LayerWeights | Callable[[], LayerWeights],
         rotation: Rotation,
         exchange: ExpertExchange,
     ) -> None:
         self._config = config
+        self._ratio = ratio
         self._weights = weights
-        self._attention = Attention(config, ratio, weights.attention, rotation)
-        self._mixture = Mixture(config, weights.mixture, exchange)
+        self._rotation = rotation
+        self._exchange = exchange
 
     def __call__(self, batch: V4Batch, streams: torch.Tensor, memory: LayerMemory) -> torch.Tensor:
         """streams [N, n, d] -> the same."""
-        weights = self._weights
+        config = self._config
+        # Weights that are kept as stored are dequantised here, and let go behind the layer.
+        weights = self._weights if isinstance(self._weights, LayerWeights) else self._weights()
+        attention = Attention(config, self._ratio, weights.attention, self._rotation)
+        mixture = Mixture(config, weights.mixture, self._exchange)
         mix = self._mixed(streams, weights.attention_mix, weights.attention_norm)
-        streams = hyper_spread(streams, self._attention(batch, mix.hidden, memory), mix)
+        streams = hyper_spread(streams, attention(batch, mix.hidden, memory), mix)
         mix = self._mixed(streams, weights.mixture_mix, weights.mixture_norm)
-        return hyper_spread(streams, self._mixture(batch.token_ids, mix.hidden), mix)
+        return hyper_spread(streams, mixture(batch.token_ids, mix.hidden), mix)
 
     def _mixed(self, streams: torch.Tensor, weights: HyperWeights, norm: torch.Tensor) -> Mix:
         config = self._config
@@ -76,6 +87,7 @@ class V4Network:
         """Run the layers, write block KV and state; normed hidden states of `logit_rows` [R, d]."""
         config, weights = self.config, self._weights
         embedded = weights.embedding[batch.token_ids]
+        embedded = embedded if weights.dtype is None else embedded.to(weights.dtype)
         streams = embedded[:, None, :].expand(-1, config.num_streams, -1)
         layers = memory.layers if isinstance(memory, V4Memory) else memory
         for layer, own in zip(self._layers, layers, strict=True):
@@ -92,4 +104,9 @@ class V4Network:
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [R, vocab_size]."""
-        return (hidden @ self._weights.head.t()).float()
+        head = self._weights.head
+        if head.dtype == hidden.dtype:
+            return (hidden @ head.t()).float()
+        starts = range(0, head.shape[0], _HEAD_ROWS)
+        parts = (head[at : at + _HEAD_ROWS].to(hidden.dtype) for at in starts)
+        return torch.cat([hidden @ part.t() for part in parts], dim=1).float()

@@ -1,5 +1,6 @@
 """A V4 model's tensors by what they are for. Matrices are [out, in]; names as in the digest."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any
 
@@ -55,6 +56,7 @@ class MixtureWeights:
     """gate [experts, d]; expert_gate_up [own experts, 2f, d], expert_down [own experts, d, f].
 
     `bias` [experts] float32 of a score-routed layer; `table` int64 [vocab, k] of a hash-routed one.
+    `one_expert`: makes (gate_up, down) of the expert in a slot when it is used; the stacks are empty then.
     """
 
     gate: torch.Tensor
@@ -64,6 +66,7 @@ class MixtureWeights:
     shared_down: torch.Tensor
     bias: torch.Tensor | None = None
     table: torch.Tensor | None = None
+    one_expert: Callable[[int], tuple[torch.Tensor, torch.Tensor]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,18 +83,24 @@ class LayerWeights:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class V4Weights:
-    """The whole model."""
+    """The whole model, computed in `dtype` (None: as the embedding is).
+
+    A layer whose weights are kept as stored is a function that dequantises them. `held_bytes`: the
+    memory of those.
+    """
 
     embedding: torch.Tensor
-    layers: tuple[LayerWeights, ...]
+    layers: tuple[LayerWeights | Callable[[], LayerWeights], ...]
     head_mix: HyperWeights
     norm: torch.Tensor
     head: torch.Tensor
+    dtype: torch.dtype | None = None
+    held_bytes: int = 0
 
     @property
     def num_bytes(self) -> int:
         """Memory of all tensors."""
-        return _num_bytes(self)
+        return self.held_bytes or _num_bytes(self)
 
 
 def _num_bytes(value: Any) -> int:

@@ -86,7 +86,7 @@ def test_what_fits_is_arithmetic() -> None:
     assert (fit.kv_tokens, fit.num_sequences) == ((950 - 450 - 10) // 2, (950 - 450) // 50)
     fit = fit_one(place, "f32", 2000, "bf16", kept, 20)
     assert (fit.kv_tokens, fit.num_sequences) == (0, 0)
-    assert ways({"f32": 1, "bf16": 1}, place) == ["f32", "bf16"]
+    assert ways({"f32": 1, "bf16": 1, "stored": 1}, place) == ["f32", "bf16", "stored"]
     assert ways({"auto": 1, "bf16": 1}, place) == ["auto"]
     devices = parse_devices("NVIDIA H200, 142000\nodd line\n")
     assert devices == [Place(name="NVIDIA H200 0", free_bytes=142000 << 20, is_device=True)]
