@@ -19,11 +19,10 @@ def cached_tokens(stack: Stack, text: str) -> tuple[int, int]:
 def test_a_prompt_is_found_after_its_workers_died(stack: Stack) -> None:
     num_prompt, _ = cached_tokens(stack, TEXT)
     assert num_prompt > 8 * BLOCK
-    told = stack.command("trace", "last").stdout
+    told = stack.trace_with("cache lookup", "cache store")
     assert "cache lookup" in told and "cache store" in told
     for service in ("prefill", "decode"):
         stack.wait_restored(service, stack.kill(service))
     _, cached = cached_tokens(stack, TEXT)
     assert cached == (num_prompt - 1) // BLOCK * BLOCK
-    told = stack.command("trace", "last").stdout
-    assert "cache fetch" in told
+    assert "cache fetch" in stack.trace_with("cache fetch")

@@ -19,6 +19,7 @@ COMMAND = [sys.executable, "-m", "finback.services.supervisor"]
 # Room for compiling kernels, should none be kept yet.
 START_TIMEOUT_S = 300
 RESTORE_TIMEOUT_S = 120.0
+TRACE_TIMEOUT_S = 30.0
 
 
 def finback(
@@ -60,6 +61,15 @@ class Stack:
         return finback(
             name, *arguments, "--run-dir", str(self.run_dir), timeout_s=timeout_s, stdin=stdin
         )
+
+    def trace_with(self, *names: str) -> str:
+        """The last trace as drawn, once spans of these names are in it: processes write theirs by and by."""
+        end_s = time.monotonic() + TRACE_TIMEOUT_S
+        while True:
+            drawn = self.command("trace", "last").stdout
+            if all(name in drawn for name in names) or time.monotonic() > end_s:
+                return drawn
+            time.sleep(0.3)
 
     def down(self) -> None:
         self.command("down", timeout_s=120)
