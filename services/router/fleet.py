@@ -71,15 +71,6 @@ class Sides:
         groups = [(np.setdiff1d(p, excluded), np.setdiff1d(d, excluded)) for p, d in self.groups]
         return Sides.of(both, groups)
 
-    def with_decode(self, row: int) -> "Sides":
-        """The same with this decode only."""
-        only = np.array([row])
-        return Sides(
-            only if row in self.both else only[:0],
-            tuple((p, only) for p, d in self.groups if row in d),
-            0,
-        )
-
     @classmethod
     def of(cls, both: Ints, groups: Iterable[tuple[Ints, Ints]]) -> "Sides":
         """Without the groups that lack a side."""

@@ -107,15 +107,20 @@ class LoadBook:
             self._add(placement, -1)
 
     def _add(self, placement: Open, sign: int) -> None:
-        prefill = self._pending.setdefault(placement.prefill, _Pending())
-        decode = self._pending.setdefault(placement.decode, _Pending())
+        known = self._pending
+        prefill = known.get(placement.prefill)
+        if prefill is None:
+            prefill = known[placement.prefill] = _Pending()
         prefill.num_tokens += sign * placement.num_tokens
+        decode = known.get(placement.decode)
+        if decode is None:
+            decode = known[placement.decode] = _Pending()
         decode.num_choices += sign * placement.num_choices
         if sign < 0:
-            self._changed |= {placement.prefill, placement.decode}
-            for name in (placement.prefill, placement.decode):
-                if self._pending.get(name) == _Pending():
-                    del self._pending[name]
+            for name, pending in ((placement.prefill, prefill), (placement.decode, decode)):
+                self._changed.add(name)
+                if not pending.num_tokens and not pending.num_choices:
+                    known.pop(name, None)
 
     def forget(self, instance: str) -> None:
         """An instance is gone: so is its load."""

@@ -29,7 +29,8 @@ _NOTE_MAX_S: Final = 60.0
 Records = Callable[[], Iterable[InstanceRecord]]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: see `Reach`.
+@dataclass(slots=True, kw_only=True)
 class Decision:
     """`reach_blocks`: of the prompt, at the instance that computes: device, host, file."""
 

@@ -40,7 +40,8 @@ Pair = tuple[float, int, int, bool]
 """(cost, prefill row, decode row, is local)."""
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen, as all that is made for every request: freezing trebles what making one costs.
+@dataclass(slots=True)
 class Reach:
     """`blocks` [3, num_workers]: leading blocks of the prompt that each worker can use from its
     device pool, from there or its host's memory, from there or its host's files: none is shorter
@@ -53,7 +54,7 @@ class Reach:
         return cls(np.zeros((3, num_workers), dtype=np.int32))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Question:
     """What is to be placed. `kept`: the decode instance that knows the conversation."""
 
@@ -65,7 +66,7 @@ class Question:
     spread: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Placement:
     """A choice and what spoke for it; `*_tokens` of the prompt, at the instance that computes.
 
@@ -113,12 +114,15 @@ class Placement:
 
 @dataclass(slots=True)
 class _Costs:
-    """Columns in seconds. `whole`: all is computed at decode; `local`: where that is allowed."""
+    """Columns in seconds: all is computed at decode, or one side of a hand-over.
+
+    `local`: as `whole` where decode may compute what it lacks; None: nowhere.
+    """
 
     whole: Floats
     prefill: Floats
     decode: Floats
-    local: Floats
+    local: Floats | None
 
 
 def choose(fleet: Fleet, question: Question, reach: Reach) -> Placement | None:
@@ -128,18 +132,15 @@ def choose(fleet: Fleet, question: Question, reach: Reach) -> Placement | None:
     tokens = _reach_tokens(fleet, question, reach)
     costs = _costs(fleet, question, reach, tokens)
     sides = fleet.sides(question.excluded)
-    found = _best(sides, costs, question.spread)
+    both, pairs = _candidates(sides, costs, question.spread)
+    found = _cheapest([*both, *(pair for group in pairs for pair in group)], question.spread)
     if found is None:
         return None
-    kept = fleet.row_of.get(question.kept) if question.kept else None
     is_kept = False
+    kept = fleet.row_of.get(question.kept) if question.kept else None
     if kept is not None and fleet.is_decode[kept] and question.kept not in question.excluded:
-        limit_s = found[0] + max(AFFINITY_S, AFFINITY_SHARE * found[0])
-        if fleet.is_cohosted[kept]:
-            own: Pair | None = (float(costs.whole[kept]), kept, kept, False)
-        else:
-            own = _best(sides.with_decode(kept), costs, question.spread)
-        if own is not None and own[0] <= limit_s:
+        own = _kept(fleet, sides, costs, pairs, kept, question.spread)
+        if own is not None and own[0] <= found[0] + max(AFFINITY_S, AFFINITY_SHARE * found[0]):
             is_kept, found = True, own
     cost_s, prefill, decode, is_local = found
     computes = decode if is_local else prefill
@@ -168,7 +169,8 @@ def _reach_tokens(fleet: Fleet, question: Question, reach: Reach) -> Ints:
 
 def _costs(fleet: Fleet, question: Question, reach: Reach, tokens: Ints) -> _Costs:
     prompt = question.num_prompt_tokens
-    own = prompt * fleet.token_s + fleet.queue_s
+    own = prompt * fleet.token_s
+    own += fleet.queue_s
     own -= np.einsum("tw,tw->w", tokens, fleet.saved_s)
     busy = fleet.busy_s
     if not fleet.is_roomy(prompt, question.num_choices, question.max_queue):
@@ -176,15 +178,21 @@ def _costs(fleet: Fleet, question: Question, reach: Reach, tokens: Ints) -> _Cos
     whole = busy + own
     if not fleet.groups:
         return _Costs(whole, own, busy, whole)
-    most, file = max(0, prompt - 1), tokens[2]
-    hand_over = (most - tokens[0]) * fleet.hand_over_token_s + HAND_OVER_S
+    own += fleet.stale_s
+    hand_over = max(0, prompt - 1) - tokens[0]
+    decode = hand_over * fleet.hand_over_token_s
+    decode += HAND_OVER_S
+    decode += busy
+    return _Costs(whole, own, decode, _local(prompt, tokens[2], whole))
+
+
+def _local(prompt: int, file: Ints, whole: Floats) -> Floats | None:
+    """What it costs where decode may compute what it lacks."""
+    if prompt - int(file[file.argmax()]) > MAX_LOCAL_TOKENS:
+        return None
     limit = np.where(file > 0, MAX_LOCAL_TOKENS, MAX_FRESH_TOKENS)
-    return _Costs(
-        whole=whole,
-        prefill=own + fleet.stale_s,
-        decode=busy + hand_over,
-        local=np.where(prompt - file > limit, np.inf, whole),
-    )
+    local: Floats = np.where(prompt - file > limit, np.inf, whole)
+    return local
 
 
 def _crowded(fleet: Fleet, question: Question, reach: Reach) -> Floats:
@@ -195,20 +203,45 @@ def _crowded(fleet: Fleet, question: Question, reach: Reach) -> Floats:
     return penalty
 
 
-def _best(sides: Sides, costs: _Costs, spread: int) -> Pair | None:
-    """The cheapest pair."""
-    found: list[Pair] = []
+def _candidates(sides: Sides, costs: _Costs, spread: int) -> tuple[list[Pair], list[list[Pair]]]:
+    """The cheapest of those that do both, and of each group of separate ones (see `_pairs`)."""
+    both: list[Pair] = []
     if len(sides.both):
         row = _least(costs.whole, sides.both, spread)
-        found.append((float(costs.whole[row]), row, row, False))
-    for givers, takers in sides.groups:
-        giver = _least(costs.prefill, givers, spread)
-        taker = _least(costs.decode, takers, spread)
-        cost_s = float(costs.prefill[giver] + costs.decode[taker])
-        found.append((cost_s, giver, taker, False))
-        taker = _least(costs.local, takers, spread)
-        if costs.local[taker] < cost_s:
-            found.append((float(costs.local[taker]), giver, taker, True))
+        both.append((float(costs.whole[row]), row, row, False))
+    return both, [_group(givers, takers, costs, spread) for givers, takers in sides.groups]
+
+
+def _group(givers: Ints, takers: Ints, costs: _Costs, spread: int) -> list[Pair]:
+    giver = _least(costs.prefill, givers, spread)
+    taker = _least(costs.decode, takers, spread)
+    alone = taker if costs.local is None else _least(costs.local, takers, spread)
+    return _pairs(costs, giver, taker, alone)
+
+
+def _pairs(costs: _Costs, giver: int, taker: int, alone: int) -> list[Pair]:
+    """Handed over to `taker`; and computed at `alone`, where that is quicker."""
+    cost_s = float(costs.prefill[giver] + costs.decode[taker])
+    found = [(cost_s, giver, taker, False)]
+    if costs.local is not None and costs.local[alone] < cost_s:
+        found.append((float(costs.local[alone]), giver, alone, True))
+    return found
+
+
+def _kept(
+    fleet: Fleet, sides: Sides, costs: _Costs, pairs: list[list[Pair]], row: int, spread: int
+) -> Pair | None:
+    """What it costs to stay at this decode: its group's best prefill is known already."""
+    if fleet.is_cohosted[row]:
+        return (float(costs.whole[row]), row, row, False)
+    kind = fleet.kinds[row]
+    for (givers, _), found in zip(sides.groups, pairs, strict=True):
+        if fleet.kinds[givers[0]] == kind:
+            return _cheapest(_pairs(costs, found[0][1], row, row), spread)
+    return None
+
+
+def _cheapest(found: list[Pair], spread: int) -> Pair | None:
     if len(found) < 2:
         return found[0] if found else None
     least_s = min(item[0] for item in found)
@@ -217,8 +250,7 @@ def _best(sides: Sides, costs: _Costs, spread: int) -> Pair | None:
 
 
 def _least(costs: Floats, rows: Ints, spread: int) -> int:
-    if len(rows) == 1:
-        return int(rows[0])
-    mine = costs[rows]
-    equal = rows[mine <= mine.min() + _TIE_S]
-    return int(equal[spread % len(equal)])
+    mine = costs if len(rows) == len(costs) else costs[rows]
+    at = mine.argmin()
+    equal = (mine <= mine[at] + _TIE_S).nonzero()[0]
+    return int(rows[equal[spread % len(equal)]])
