@@ -1,7 +1,8 @@
 """Kill -9 (or SIGSTOP, then SIGCONT) of the decode process under a stream: when it goes on, and with what.
 
     python benchmarks/cache/kill.py [--kills 200] [--rows two,one,stop,fast] [--layout cohost,separate]
-                                    [--tokens 64] [--seed 1]
+                                    [--tokens 64] [--seed 1] [--minutes 0]
+    python benchmarks/cache/kill.py --sum
 
 Deterministic mode but for the last row. Each request streams `--tokens` tokens (every other one is sampled with a seed); the
 process that generates it is killed when a uniformly random number of them, at least the first and not
@@ -13,6 +14,9 @@ Shown are the time from the kill to the first new token (the end of the longest 
 that tokens still on their way from the victim do not count), whether all ids are those of the
 undisturbed run, and slots of the arena that nobody holds legitimately once all leases have ended.
 Appends a JSON line a row to `benchmarks/results/cache_kill.jsonl`.
+
+A row may be run in slices: `--minutes` ends one early, each has a `--seed` of its own, which draws other prompts and
+moments, and `--sum` adds up all slices of a row that are of the same commit and token count.
 """
 
 import argparse
@@ -213,9 +217,10 @@ def row(
     kills: list[Kill] = []
     num_missed = 0
     is_fast = kind == "fast"
+    end_s = time.monotonic() + 60 * args.minutes if args.minutes else float("inf")
     with running(layout, 1 if kind == "one" else 2, is_fast=is_fast) as (stack, client):
-        while len(kills) < args.kills:
-            number = len(kills) + num_missed + 1
+        while len(kills) < args.kills and (not kills or time.monotonic() < end_s):
+            number = 1000 * (args.seed - 1) + len(kills) + num_missed + 1
             at = drawn.randint(1, args.tokens - 1)
             asked = body(number, args.tokens)
             made = one_kill(stack, client, asked, at, sends, is_fast=is_fast)
@@ -226,22 +231,57 @@ def row(
                 num_missed += 1  # it had computed everything already
         time.sleep(SETTLE_S)
         leaked = stack.leaked_slots()
-    times = sorted(kill.first_new_s for kill in kills)
     return {
         "row": kind,
         "layout": layout,
+        "seed": args.seed,
         "kills": len(kills),
         "missed": num_missed,
         "tokens": args.tokens,
-        "first_new_p50_s": round(percentile(times, 50), 4),
-        "first_new_p99_s": round(percentile(times, 99), 4),
-        "first_new_max_s": round(max(times), 4),
+        **times_of([kill.first_new_s for kill in kills]),
         "equal": sum(kill.is_equal for kill in kills),
         "leaked_slots": leaked,
         "at": [kill.at for kill in kills],
         "received": [kill.received for kill in kills],
         "first_new_s": [round(kill.first_new_s, 4) for kill in kills],
     }
+
+
+def times_of(first_new_s: list[float]) -> dict[str, float]:
+    """How long clients waited."""
+    times = sorted(first_new_s)
+    return {
+        "first_new_p50_s": round(percentile(times, 50), 4),
+        "first_new_p99_s": round(percentile(times, 99), 4),
+        "first_new_max_s": round(max(times), 4),
+    }
+
+
+def add_up() -> None:
+    """All slices of each row, by commit and tokens; the newest of each seed counts."""
+    slices: dict[tuple[Any, ...], dict[int, dict[str, Any]]] = {}
+    if not RESULTS.exists():
+        raise SystemExit(f"there is no {RESULTS} yet")
+    for line in RESULTS.read_text().splitlines():
+        made = json.loads(line)
+        if "seed" in made:
+            commit = made["environment"].get("commit")
+            key = (commit, made["row"], made["layout"], made["tokens"])
+            slices.setdefault(key, {})[made["seed"]] = made
+    for (commit, kind, layout, num_tokens), by_seed in slices.items():
+        parts = list(by_seed.values())
+        summed: dict[str, Any] = {
+            "row": kind,
+            "layout": layout,
+            "commit": commit,
+            "tokens": num_tokens,
+            "slices": len(parts),
+            "kills": sum(part["kills"] for part in parts),
+            "equal": sum(part["equal"] for part in parts),
+            "leaked_slots": sum(sum(part["leaked_slots"].values()) for part in parts),
+            **times_of([s for part in parts for s in part["first_new_s"]]),
+        }
+        print(json.dumps(summed))
 
 
 def main() -> int:
@@ -252,8 +292,13 @@ def main() -> int:
     parser.add_argument("--rows", default="two,one,stop,fast")
     parser.add_argument("--layout", default="cohost,separate")
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seed", type=int, default=1, help="from 1 on")
+    parser.add_argument("--minutes", type=float, default=0, help="0: until all kills are done")
+    parser.add_argument("--sum", action="store_true", help="add up the slices so far")
     args = parser.parse_args()
+    if args.sum:
+        add_up()
+        return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # the stack goes with us
     is_good = True
     for layout in args.layout.split(","):

@@ -63,7 +63,7 @@ class PrefixFetcher:
         by_layers: bool = True,
     ) -> None:
         """`by_layers`: steps may begin before all layers of a prefix are there."""
-        self._by_layers = by_layers
+        self.by_layers = by_layers
         self._engine = engine
         self._prefixes = engine.prefixes
         self._cache = cache
@@ -200,7 +200,7 @@ class PrefixFetcher:
     def _may_layer(self, hold: PrefixHold, wanted: list[Wanted]) -> bool:
         """Does it pay, and is all of it in the arena?"""
         return (
-            self._by_layers
+            self.by_layers
             and self.states is None
             and self._prefixes.may_layer
             and not hold.is_released
