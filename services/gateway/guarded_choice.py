@@ -98,8 +98,8 @@ class GuardedChoice(ChoiceText):
         ids = memoryview(piece.token_ids).cast("i").tolist()
         if not is_stop:
             return self._read(piece, ids)
-        rest = self._text.finish()
-        return self._stopped(rest, ids[0], len(self._spelled) + 1)
+        event = self._stopped(self._text.finish(), ids[0], len(self._spelled) + 1)
+        return replace(event, token_ids=tuple(ids)) if self._reading.has_token_ids else event
 
     def _ask(self) -> bool:
         """Ask about what is in doubt; is anything."""
