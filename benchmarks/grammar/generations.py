@@ -5,17 +5,19 @@
 
 Answer `i` is to schema `i % 400` of those of jsonschemabench's sample (../shared/data) that are
 accepted, with seed `i`. An answer that ended by itself is checked by `jsonschema`, formats too; one
-that did not must say `length`. Answers that `--state` holds are not drawn again, so that a run may
-be made in parts. One JSON line goes to results/ (`--keep`). Exit code 1: one is invalid, or hung.
+that did not must say `length`. Answers that `--state` holds are not drawn again, but for
+errors and hangs, so that a run may be made in parts. One JSON line goes to results/ (`--keep`). Exit code 1: one is invalid, or hung.
 """
 
 import argparse
 import asyncio
 import collections
+import contextlib
 import gzip
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -35,7 +37,7 @@ from finback.shared.errors import InvalidRequest
 from finback.shared.wire.messages.generate import GrammarSpec
 
 NUM_SCHEMAS: Final = 400
-# What no answer of this length takes, however busy the machine is.
+# An answer of which no token comes for so long hangs. Streamed, so that a busy machine is only slow.
 HANG_S: Final = 300.0
 
 
@@ -78,19 +80,47 @@ async def draw(client: httpx.AsyncClient, case: Case, seed: int, options: Any) -
         "temperature": options.temperature,
         "seed": seed,
         "structured_outputs": {"json": case.schema},
+        "stream": True,
+        "stream_options": {"include_usage": True},
     }
     row: dict[str, Any] = {"seed": seed, "schema": case.name}
+    text, reason = "", None
     try:
-        async with asyncio.timeout(HANG_S):
-            reply = await client.post("/v1/completions", json=body)
+        async for chunk in chunks(client, body):
+            if "error" in chunk:
+                return row | {"outcome": "error", "detail": json.dumps(chunk)[:500]}
+            for choice in chunk["choices"]:
+                text += choice["text"]
+                reason = choice["finish_reason"] or reason
+            if chunk.get("usage"):
+                row["num_tokens"] = chunk["usage"]["completion_tokens"]
     except TimeoutError:
-        return row | {"outcome": "hang"}
-    if reply.status_code != 200:
-        return row | {"outcome": "error", "detail": reply.text[:500]}
-    told = reply.json()
-    choice = told["choices"][0]
-    row["num_tokens"] = told["usage"]["completion_tokens"]
-    return row | judged(case, choice["text"], choice["finish_reason"])
+        return row | {"outcome": "hang", "text": text}
+    except httpx.HTTPError as error:
+        return row | {"outcome": "error", "detail": repr(error)[:500]}
+    return row | judged(case, text, reason or "none")
+
+
+async def chunks(client: httpx.AsyncClient, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+    """The documents of a stream, or the body of a refusal. `TimeoutError` if none comes for long."""
+    async with contextlib.AsyncExitStack() as held:
+        async with asyncio.timeout(HANG_S):
+            reply = await held.enter_async_context(
+                client.stream("POST", "/v1/completions", json=body)
+            )
+        if reply.status_code != 200:
+            yield json.loads(await reply.aread())
+            return
+        lines = reply.aiter_lines()
+        while True:
+            async with asyncio.timeout(HANG_S):
+                line = await anext(lines, None)
+                # Signs of life are no tokens.
+                while line is not None and not line.startswith("data: {"):
+                    line = await anext(lines, None)
+            if line is None:
+                return
+            yield json.loads(line.removeprefix("data: "))
 
 
 def judged(case: Case, text: str, reason: str) -> dict[str, Any]:
@@ -155,7 +185,11 @@ def main() -> None:
     parser.add_argument("--keep", action="store_true", help="add the result to results/")
     options = parser.parse_args()
     cases = accepted_cases()
-    known = {seed for seed, row in rows_of(options.state).items() if row["outcome"] != "error"}
+    known = {
+        seed
+        for seed, row in rows_of(options.state).items()
+        if row["outcome"] not in ("error", "hang")
+    }
     if options.url:
         seconds = asyncio.run(run(options, cases, known))
     else:
