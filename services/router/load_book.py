@@ -20,7 +20,8 @@ _MAX_OPEN: Final = 65_536
 _SPEED_SHARE: Final = 0.1  # of the newest measurement where it is below the one before
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# Not frozen: one is made for each placement.
+@dataclass(slots=True, kw_only=True)
 class Open:
     """A request that was placed and has not ended."""
 
