@@ -135,6 +135,7 @@ async def test_what_is_on_its_way_into_a_pool_does_not_land(
         await cached(made, first, "ann")
         await made.crash(first)
         second = await made.worker()
+        second.prefixes.by_layers = False
         monkeypatch.setattr(PrefixPort, "restore", restore)
         generation = await made.place(PROMPT, second, tenant="ann", cache_salt="ann")
         await until(is_reached.is_set)
