@@ -78,9 +78,9 @@ class Arrival:
 class StepGate:
     """The `LayerGate` of a step; `lacking`: the arrivals that failed it, whose items are void."""
 
-    def __init__(self, arrivals: Iterable[Arrival], max_wait_s: float = MAX_WAIT_S) -> None:
+    def __init__(self, arrivals: Iterable[Arrival]) -> None:
         self._arrivals = list(arrivals)
-        self._deadline_s = monotonic_s() + max_wait_s
+        self._deadline_s = monotonic_s() + MAX_WAIT_S
         self.lacking: set[Arrival] = set()
 
     def ranges(self, num_layers: int) -> Sequence[LayerRange]:
