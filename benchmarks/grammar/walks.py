@@ -33,7 +33,8 @@ def draw(
     vocabulary: Vocabulary, tokens: WalkTokens, start: Any, seed: int, max_tokens: int
 ) -> tuple[str, str]:
     """(text, `stop`, `length` or what went wrong) of one answer."""
-    rng, matcher, ids = random.Random(seed), start.deep_copy(), []
+    rng, matcher = random.Random(seed), start.deep_copy()
+    ids: list[int] = []
     reason = "length"
     while len(ids) < max_tokens:
         mask = Mask(

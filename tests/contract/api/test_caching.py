@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -114,7 +115,7 @@ async def test_a_chain_of_responses_keeps_its_salt(
     wanted = []
     for own, salt in (("a", "a"), ("", "a"), ("b", "b"), ("", "b")):
         more: dict[str, Any] = {"extra_body": {"cache_salt": own}} if own else {}
-        _, prefill = await overheard(stack, lambda more=more: ask(**more))
+        _, prefill = await overheard(stack, partial(ask, **more))
         wanted.append((prefill.spec.cache_salt, cache_salt_of("", salt)))
     assert all(found == expected for found, expected in wanted), wanted
     # A background response is made from what was stored of its request.
