@@ -74,6 +74,11 @@ class StackConfig:
     lane_dir: str = setting(
         "", "folder that all hosts see (3FS, NFS), to hand KV over between hosts; empty: over NATS"
     )
+    mask_lane: str = setting(
+        "auto",
+        "how masks come to decode; auto: by shared memory on one host, else by message",
+        choices=("auto", "message"),
+    )
     trace_dir: str = setting("", "span files; empty: <run_dir>/traces")
     log_dir: str = setting("", "log files; empty: <run_dir>/logs")
     stack_id: str = setting("", "keeps stacks on one bus apart; empty: from run_dir")

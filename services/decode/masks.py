@@ -17,9 +17,11 @@ from finback.shared.clock import monotonic_s
 from finback.shared.engine.sequence import TokenIds
 from finback.shared.engine.worker_host import WorkerHost
 from finback.shared.errors import InvalidRequest, ServingError
+from finback.shared.lanes.byte_ring import RingReader
+from finback.shared.lanes.mask_ring import mask_folder, take_masks
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.generate import GrammarSpec
-from finback.shared.wire.messages.sampler import MaskReply, MaskRequest, MaskRow
+from finback.shared.wire.messages.sampler import Mask, MaskReply, MaskRequest, MaskRow
 from finback.shared.wire.packed_masks import unpack_masks
 
 # A healthy sampler answers in about a millisecond; a new grammar may have to be compiled.
@@ -48,6 +50,7 @@ class MaskPump:
         self._tokens_from = tokens_from
         self._parents = FairParent(parent_of)
         self._broken = broken
+        self._rings = RingReader(mask_folder(host.config.shm_dir, host.config.stack_id))
         self._waiting_since: dict[Key, float] = {}
         self._wake = asyncio.Event()
         self._asking: set[asyncio.Task[None]] = set()
@@ -98,6 +101,7 @@ class MaskPump:
         finally:
             for task in self._asking:
                 task.cancel()
+            self._rings.close()
 
     def _patience_s(self, now: float) -> float | None:
         """When to look again although nothing happened."""
@@ -144,6 +148,7 @@ class MaskPump:
             rows=rows,
             ended=ended,
             vocab_size=self._host.engine.vocab_size,
+            rings=self._rings.names,
         )
         subject = self._host.subjects.service("sampler", "mask")
         if not rows:
@@ -155,13 +160,29 @@ class MaskPump:
             reply = await self._host.client.call(
                 subject, request, MaskReply, timeout_s=_TIMEOUT_S, request_id=rows[0].request_id
             )
-        answers = self._book.apply(rows, reply.masks, monotonic_s())
+        answers = self._book.apply(rows, self._taken(reply), monotonic_s())
         for mask in answers.masks:
             self._waiting_since.pop(mask.key, None)
             self._provide(mask)
         for key, text in answers.broken:
             # All tokens came through its masks: it is the grammar that cannot be followed further.
             self._broken(key, "invalid_argument", f"the grammar cannot be used: {text}")
+
+    def _taken(self, reply: MaskReply) -> tuple[Mask, ...]:
+        """The masks, out of shared memory where they were left there; those that are lost are asked for again."""
+        masks = take_masks(self._rings, reply)
+        num_left = sum(1 for mask in reply.masks if mask.ring_at)
+        num_lost = len(reply.masks) - len(masks)
+        for lane, count in (
+            ("shm", num_left - num_lost),
+            ("lost", num_lost),
+            ("message", len(reply.masks) - num_left),
+        ):
+            if count:
+                self._host.metrics.count("finback.decode.masks", count, lane=lane)
+        if reply.ring and self._host.config.mask_lane != "message":
+            self._rings.meet(reply.ring)
+        return masks
 
     def _provide(self, mask: Masked) -> None:
         token_ids = np.frombuffer(mask.ahead_ids, dtype="<i4").astype(np.int32)

@@ -18,7 +18,9 @@ from finback.shared.actor.bus import FRAME_RESERVE_BYTES
 from finback.shared.actor.endpoint import Call
 from finback.shared.actor.service import Service
 from finback.shared.clock import monotonic_s
-from finback.shared.errors import InvalidRequest, ServingError
+from finback.shared.errors import InvalidRequest, ServingError, Unavailable
+from finback.shared.lanes.byte_ring import RingWriter
+from finback.shared.lanes.mask_ring import leave_mask, mask_folder
 from finback.shared.telemetry import tracing
 from finback.shared.wire.messages.control import InstanceRecord
 from finback.shared.wire.messages.generate import GrammarSpec
@@ -54,6 +56,7 @@ class SamplerService(Service):
         self.catalogue = Catalogue(self._on_evicted)
         self.compiler = CompileDesk(self._pool, self.catalogue)
         self.masks = MaskDesk(self._pool, self.catalogue, self.compiler)
+        self._ring = self._open_ring()
         await self._pool.start()
         for loop in (self._pool.keep_filled, self.masks.watch, self._tick):
             self.spawn(loop)
@@ -66,6 +69,8 @@ class SamplerService(Service):
     async def stop(self) -> None:
         """End the workers."""
         self._pool.close()
+        if self._ring is not None:
+            self._ring.close()
 
     def record(self) -> InstanceRecord:
         """Tells the served model."""
@@ -109,7 +114,20 @@ class SamplerService(Service):
         masks = await self.masks.answer(request)
         self.metrics.observe("finback.sampler.masks_duration", monotonic_s() - started_s)
         self.metrics.count("finback.sampler.masks", len(masks))
-        return MaskReply(masks=self._within_reply(masks))
+        ring = self._ring
+        if ring is not None and ring.name in request.rings:
+            masks = tuple(leave_mask(ring, mask) for mask in masks)
+        return MaskReply(masks=self._within_reply(masks), ring="" if ring is None else ring.name)
+
+    def _open_ring(self) -> RingWriter | None:
+        """Shared memory for masks, unless that is not wanted or not there: then messages carry them."""
+        if self.config.mask_lane == "message":
+            return None
+        try:
+            return RingWriter(mask_folder(self.config.shm_dir, self.config.stack_id))
+        except Unavailable as error:
+            self.log.warning("masks go by message", error=error.public_message)
+            return None
 
     async def _warm_up(self, grammars: tuple[GrammarSpec, ...]) -> None:
         """Compile what is asked for often, one after the other, beside the requests."""

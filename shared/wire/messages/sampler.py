@@ -57,7 +57,8 @@ class MaskRow:
 class MaskRequest:
     """Asked by decode on `sampler.mask` for the sequences that took a token.
 
-    `vocab_size` as in `CompileRequest`.
+    `vocab_size` as in `CompileRequest`. `rings`: rings of shared memory that the asker has opened; masks may
+    be left in these.
     """
 
     instance: str
@@ -66,6 +67,7 @@ class MaskRequest:
     rows: tuple[MaskRow, ...]
     ended: tuple[tuple[str, int], ...] = ()
     vocab_size: int = 0
+    rings: tuple[str, ...] = ()
 
 
 @message("sampler.Mask/1")
@@ -78,6 +80,9 @@ class Mask:
 
     `ahead_ids` (int32 LE): allowed tokens from `position` on; `ahead_masks`: what may come behind each
     of them (`packed_masks`).
+
+    `ring_at`: if not empty, `bitmask` and behind it `ahead_masks` lie in the reply's ring instead: offset, bytes of
+    the first, bytes of the second, checksum of both (`byte_ring.checksum_of`).
     """
 
     request_id: str
@@ -90,10 +95,15 @@ class Mask:
     error: str = ""
     ahead_ids: bytes = b""
     ahead_masks: bytes = b""
+    ring_at: tuple[int, ...] = ()
 
 
 @message("sampler.MaskReply/1")
 class MaskReply:
-    """One answer a row, but for rows that would hold up the others: those are to be asked again."""
+    """One answer a row, but for rows that would hold up the others: those are to be asked again.
+
+    `ring`: the sampler's ring of shared memory, for who is on its host; empty: it has none.
+    """
 
     masks: tuple[Mask, ...]
+    ring: str = ""

@@ -14,6 +14,8 @@ from finback.shared.actor.nats_bus import BusSettings, NatsBus, connect
 from finback.shared.codec.load import load_tokenizer
 from finback.shared.codec.tokenizer import Tokenizer
 from finback.shared.errors import InvalidRequest
+from finback.shared.lanes.byte_ring import RingReader
+from finback.shared.lanes.mask_ring import mask_folder, take_masks
 from finback.shared.models.source import open_source
 from finback.shared.wire.messages.generate import GrammarSpec
 from finback.shared.wire.messages.sampler import (
@@ -50,6 +52,7 @@ def sampler(
             "FINBACK_RUN_DIR": str(tmp_path),
             "FINBACK_STACK_ID": subject_prefix,
             "FINBACK_SUBJECT_PREFIX": subject_prefix,
+            "FINBACK_SHM_DIR": str(tmp_path / "shm"),
         },
     ).start()
     yield process
@@ -59,8 +62,16 @@ def sampler(
 class Decode:
     """What a decode instance does about one constrained sequence."""
 
-    def __init__(self, client: Client, grammar: GrammarSpec, grammar_id: str) -> None:
+    def __init__(
+        self,
+        client: Client,
+        grammar: GrammarSpec,
+        grammar_id: str,
+        rings: RingReader | None = None,
+    ) -> None:
         self._client = client
+        self._rings = rings
+        self.num_in_ring = 0
         self._grammar = grammar
         self._grammar_id = grammar_id
         self._num_known = 0
@@ -90,11 +101,18 @@ class Decode:
             token_ids=np.array(token_ids[self._num_known :], "<i4").tobytes(),
             grammar=self._grammar if self._sends_grammar else None,
         )
-        request = MaskRequest(instance="decode-a", epoch=1, model="m", rows=(row,))
+        names = () if self._rings is None else self._rings.names
+        request = MaskRequest(instance="decode-a", epoch=1, model="m", rows=(row,), rings=names)
         subject = self._client.subjects.service("sampler", "mask")
         reply = await self._client.call(subject, request, MaskReply, timeout_s=5)
         self.num_exchanges += len(reply.masks)
-        return reply.masks[0] if reply.masks else None
+        self.num_in_ring += sum(1 for mask in reply.masks if mask.ring_at)
+        if self._rings is None:
+            assert not any(mask.ring_at for mask in reply.masks)
+            return reply.masks[0] if reply.masks else None
+        self._rings.meet(reply.ring)
+        taken = take_masks(self._rings, reply)
+        return taken[0] if taken else None
 
 
 async def open_client(sampler: ServiceProcess) -> tuple[NatsBus, Client]:
@@ -182,3 +200,27 @@ def test_it_is_small_and_starts_quickly(sampler: ServiceProcess) -> None:
     assert psutil.Process(sampler.pid).memory_full_info().pss < 120 * 2**20
     assert sampler.start_s < 5  # a loaded machine; about 0.6 s on an idle one
     assert sampler.stop() == 0
+
+
+async def test_masks_by_shared_memory_are_those_by_message(
+    sampler: ServiceProcess, tokenizer: Tokenizer
+) -> None:
+    bus, client = await open_client(sampler)
+    made = await compile_grammar(client, JSON)
+    folder = mask_folder(sampler.env["FINBACK_SHM_DIR"], sampler.env["FINBACK_STACK_ID"])
+    rings = RingReader(folder)
+    by_ring = Decode(client, JSON, made.grammar_id, rings)
+    by_message = Decode(client, JSON, made.grammar_id)
+    ids = tokenizer.encode(TEXT)
+    for position in range(len(ids) + 1):
+        if position == len(ids) // 2:
+            sampler.kill()
+            sampler.start()
+        shared = await by_ring.mask(ids[:position])
+        sent = await by_message.mask(ids[:position])
+        assert (shared.bitmask, shared.is_accepting) == (sent.bitmask, sent.is_accepting)
+    # The first reply of each process only tells of its ring, and the one killed left nothing behind.
+    assert by_ring.num_in_ring > len(ids) - 4
+    assert len(list(folder.glob("*.ring"))) == 1
+    rings.close()
+    await bus.close()
