@@ -180,6 +180,21 @@ def test_bitmask_and_bias(sample: Sampler) -> None:
     assert not logits.any()  # the model's logits stay as they were
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.3])
+def test_a_mask_for_each_row_is_as_one_row_at_a_time(sample: Sampler, temperature: float) -> None:
+    generator = torch.Generator().manual_seed(3)
+    num_rows, size = 9, 200
+    logits = torch.randn(num_rows, size, generator=generator)
+    bitmask = torch.randint(-(2**31), 2**31, (num_rows, 7), generator=generator, dtype=torch.int64)
+    bitmask = (bitmask & torch.randint(-(2**31), 2**31, (num_rows, 7), generator=generator)).int()
+    together = sample(logits, make(num_rows, temperature=temperature, bitmask=bitmask)).token_ids
+    for row, token in enumerate(together.tolist()):
+        own = bitmask[row : row + 1]
+        params = make(1, temperature=temperature, position=row, bitmask=own)
+        assert sample(logits[row : row + 1], params).token_ids.tolist() == [token]
+        assert int(own[0, token // 32]) >> (token % 32) & 1
+
+
 def test_penalties(sample: Sampler) -> None:
     logits = torch.tensor([[2.0, 1.9, -1.0], [2.0, 1.9, -1.0]])
     counts = torch.tensor([[3, 0, 0], [0, 0, 0]], dtype=torch.int32)
