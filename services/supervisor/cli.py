@@ -175,6 +175,22 @@ def inspect(
     raise typer.Exit(cli_inspect.inspect(model, as_json=as_json))
 
 
+@models_app.command()
+def convert(
+    folder: Annotated[Path, typer.Argument(help="A DeepSeek V4 folder, of either layout.")],
+    out: Annotated[Path, typer.Argument(help="A new or empty folder.")],
+    to: Annotated[str, typer.Option(help="transformers or published: whose names.")],
+    dtype: Annotated[str, typer.Option(help="f32, bf16; auto: as stored, else bf16.")] = "auto",
+    shard_bytes: Annotated[int, typer.Option(min=1, help="Most bytes a file.")] = 4 << 30,
+) -> None:
+    """A DeepSeek V4 under transformers' names or the published ones; fp8 and fp4 are dequantised."""
+    from finback.services.supervisor import cli_convert
+
+    raise typer.Exit(
+        cli_convert.convert(folder, out, layout=to, dtype=dtype, max_shard_bytes=shard_bytes)
+    )
+
+
 @app.command()
 def kernels(
     device: Annotated[str, typer.Option(help="cpu, cuda or npu; auto: this machine's.")] = "auto",
