@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import uvloop
+from hypothesis import HealthCheck, settings
 
 from support.nats_server import NatsServer
 
@@ -16,6 +17,10 @@ from support.nats_server import NatsServer
 # something else ten times as long. Read when torch is loaded, which happens later.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 os.environ.setdefault("KMP_BLOCKTIME", "0")
+
+# How long an example takes tells of the machine, not of the code.
+settings.register_profile("finback", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("finback")
 
 _TIMEOUT_S = 100.0
 _LEFTOVER_S = 5.0
@@ -56,11 +61,17 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     loop = uvloop.new_event_loop()
     try:
         # Signals do not interrupt uvloop, so that pytest's own timeout could not end such a test.
-        test = asyncio.wait_for(pyfuncitem.obj(**arguments), _TIMEOUT_S)
+        test = asyncio.wait_for(pyfuncitem.obj(**arguments), _timeout_s(pyfuncitem))
         loop.run_until_complete(test)
     finally:
         _finish(loop)
     return True
+
+
+def _timeout_s(test: pytest.Function) -> float:
+    """A little less than what pytest allows a test that asks for more than the default."""
+    marker = test.get_closest_marker("timeout")
+    return max(_TIMEOUT_S, float(marker.args[0]) - 20.0) if marker and marker.args else _TIMEOUT_S
 
 
 def _finish(loop: asyncio.AbstractEventLoop) -> None:

@@ -41,7 +41,7 @@ from finback.shared.wire.subjects import Subjects
 
 TIMEOUT_S: Final = 120.0
 # Leases end after 10 s; the cache looks every second, and for dead writers every five.
-SETTLE_S: Final = 40.0
+SETTLE_S: Final = 90.0
 NUM_PREFIXES: Final = 12
 AT_ONCE: Final = 12
 # What a process may grow by over half of the requests: caches that are not full yet, and noise.

@@ -11,7 +11,7 @@ import pytest
 from support.said import ADD, CLAUDE_ADD, PARAMETERS, user
 from support.stack import Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 MODEL = "SmolLM2-135M-Instruct"
 ASKED = user("What is 17 plus 25? Use the tool.")

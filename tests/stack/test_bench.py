@@ -12,7 +12,7 @@ import pytest
 
 from support.stack import COMMAND, Stack, finback
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 SMALL = ("--scale", "0.1", "--repeat", "2")
 
 
@@ -46,7 +46,7 @@ def check(lines: list[dict[str, Any]], num_tokens: int, *, has_limit: bool) -> d
 
 def test_against_the_stack_over_http(stack: Stack) -> None:
     options = (*SMALL, "--drafting", "--targets", "ttft=1e3s", "--no-limit", "--json")
-    done = stack.command("bench", "latency", *options, timeout_s=120)
+    done = stack.command("bench", "latency", *options, timeout_s=240)
     assert done.returncode == 0, done.stderr
     lines = lines_of(done.stdout)
     summary = check(lines, 26, has_limit=False)
@@ -70,7 +70,7 @@ def test_against_the_stack_over_nats_with_two_clients(stack: Stack) -> None:
         "--no-limit",
     )
     options += (*SMALL, "--drafting", "--json")
-    done = stack.command("bench", "chat", *options, timeout_s=120)
+    done = stack.command("bench", "chat", *options, timeout_s=240)
     assert done.returncode == 0, done.stderr
     summaries = [line for line in lines_of(done.stdout) if line["kind"] == "summary"]
     assert [line["workload"]["rate_per_s"] for line in summaries] == [2.0, 4.0]
@@ -82,7 +82,7 @@ def test_prefixes_are_shared_within_a_repetition_only(stack: Stack) -> None:
     """Two of the first five prompts of `agent` share a prefix: its full blocks are hits, once."""
     options: tuple[str, ...] = ("--scale", "0.03", "--num-requests", "5", "--concurrency", "1")
     options += ("--repeat", "2", "--drafting", "--no-limit", "--json")
-    done = stack.command("bench", "agent", *options, timeout_s=120)
+    done = stack.command("bench", "agent", *options, timeout_s=240)
     assert done.returncode == 0, done.stderr
     lines = lines_of(done.stdout)
     assert [line["figures"]["cached_tokens"] for line in lines[:2]] == [128, 128]
@@ -98,7 +98,7 @@ def test_a_stack_that_drafts_is_not_benched_by_mistake(stack: Stack) -> None:
 def test_what_the_stack_refuses_is_told(stack: Stack) -> None:
     """8,192 prompt tokens leave no room for an answer in this model's context."""
     options = ("--num-requests", "1", "--repeat", "1", "--drafting", "--no-limit")
-    done = stack.command("bench", "prefill", *options, timeout_s=120)
+    done = stack.command("bench", "prefill", *options, timeout_s=240)
     assert done.returncode == 1
     assert "maximum context length is" in done.stderr
 
@@ -138,7 +138,7 @@ def test_an_interrupted_bench_keeps_what_it_measured(stack: Stack, tmp_path: Pat
             assert time.monotonic() < deadline
             time.sleep(0.1)
         process.send_signal(signal.SIGINT)
-        told, _ = process.communicate(timeout=60)
+        told, _ = process.communicate(timeout=120)
     finally:
         process.kill()
     assert process.returncode == 130

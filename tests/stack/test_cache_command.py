@@ -10,14 +10,14 @@ import pytest
 
 from support.stack import Stack, finback
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 PROMPT = "A block is sixty-four tokens, and here are quite a few of them. " * 20
 
 
 def ask(stack: Stack) -> tuple[str, int]:
     body = {"model": "gpt-4o", "prompt": PROMPT, "max_tokens": 4, "temperature": 0}
-    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     told = reply.json()
     return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -31,14 +31,15 @@ def stats(stack: Stack) -> dict[str, Any]:
     return found
 
 
-def kept(stack: Stack) -> int:
-    return sum(usage["num_blocks"] for usage in stats(stack)["usage"] if usage["kind"] == "block")
+def kept(stack: Stack, tier: str | None = None) -> int:
+    usages = [u for u in stats(stack)["usage"] if u["kind"] == "block"]
+    return sum(u["num_blocks"] for u in usages if tier in (None, u["tier"]))
 
 
-def wait_kept(stack: Stack) -> None:
+def wait_kept(stack: Stack, tier: str | None = None) -> None:
     """Blocks are written behind the answer."""
-    deadline = time.monotonic() + 20
-    while kept(stack) < 4:
+    deadline = time.monotonic() + 90
+    while kept(stack, tier) < 4:
         assert time.monotonic() < deadline
         time.sleep(0.2)
 
@@ -113,7 +114,7 @@ def test_a_prefix_goes_to_another_cluster(tmp_path: Path, run_dir: Path) -> None
     stack.up("--set", f"cache_dir={tmp_path / 'files'}", *shared)
     try:
         text, _ = ask(stack)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         done = stack.command("cache", "export", str(prompt), "prefix.kv")
         while done.returncode and time.monotonic() < deadline:  # written behind
             time.sleep(0.5)
@@ -126,6 +127,7 @@ def test_a_prefix_goes_to_another_cluster(tmp_path: Path, run_dir: Path) -> None
         refused = stack.command("cache", "export", str(prompt), str(tmp_path / "other.kv"))
         assert refused.returncode == 1
         assert str(exchange) in refused.stderr
+        wait_kept(stack, tier="file")
         flip_in_files(tmp_path / "files")
         found = stack.command("cache", "verify", "--json")
         assert found.returncode == 1, "a damaged block is said to be so"

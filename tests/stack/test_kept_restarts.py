@@ -24,7 +24,7 @@ def cached(stack: Stack) -> tuple[int, int]:
 
 
 def stats(stack: Stack) -> dict[str, Any]:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while True:
         done = stack.command("cache", "stats", "--json")
         if done.returncode == 0:
@@ -40,7 +40,7 @@ def blocks(stack: Stack, tier: str) -> int:
 
 
 def until(found: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not found():
         assert time.monotonic() < deadline
         time.sleep(0.3)

@@ -11,7 +11,7 @@ import pytest
 from support.nats_server import NatsServer
 from support.stack import COMMAND, Stack, alive, finback, wait_gone
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 
 def test_two_stacks_run_beside_each_other_and_a_dead_one_is_cleared(
@@ -35,7 +35,7 @@ def test_two_stacks_run_beside_each_other_and_a_dead_one_is_cleared(
         assert other.status()["services"]["decode"]["state"] == "orphaned"
     finally:
         other.down()
-    assert wait_gone(pids, 10) == []
+    assert wait_gone(pids, 60) == []
     assert alive(stack.pids()) == stack.pids()
     assert stack.ask("And you?", max_tokens=4).completion_tokens > 0
 
@@ -60,9 +60,9 @@ def test_a_foreground_stack_on_an_outside_server_stops_at_ctrl_c(
         said = stack.command("chat", "Hi", "--nats", "--max-tokens", "4")
         assert said.returncode == 0, said.stderr
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=120)
     assert process.returncode == 0
-    assert wait_gone(pids, 5) == []
+    assert wait_gone(pids, 60) == []
     assert not (run_dir / "stack.json").exists()
 
 

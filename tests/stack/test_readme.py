@@ -10,7 +10,7 @@ import pytest
 
 from support.stack import COMMAND, Stack
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 PROGRAMS = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)

@@ -25,13 +25,14 @@ WHY_NOT = why_not()
 pytestmark = [
     pytest.mark.stack,
     pytest.mark.nats,
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT or "-"),
 ]
 SAMPLING = SamplingSpec(temperature=0.8, seed=3, max_tokens=24, ignore_eos=True)
 PROMPT = np.random.default_rng(5).integers(1, 90, 200).tolist()
 BLOCK_SIZE = 32
 NUM_BLOCKS = -(-(len(PROMPT) - 1) // BLOCK_SIZE)
-READY_S = 100.0
+READY_S = 150.0
 
 
 class Hosts:

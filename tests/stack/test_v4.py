@@ -10,14 +10,14 @@ from finback.shared.offline.params import SamplingParams
 from support.stack import Stack
 from support.v4_tiny import text_folder
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 MAX_TOKENS = 16
 
 
 def _ask(stack: Stack, prompt: list[int]) -> tuple[str, int]:
     body = {"model": "v4", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
-    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     told = reply.json()
     return told["choices"][0]["text"], told["usage"]["prompt_tokens_details"]["cached_tokens"]

@@ -12,7 +12,7 @@ from finback.shared.offline.params import SamplingParams
 from support.stack import Stack
 from support.windowed import windowed_text_folder
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(600)]
 
 BLOCK = 16
 MAX_TOKENS = 24
@@ -21,7 +21,7 @@ LONG = 400
 
 def _ask(stack: Stack, prompt: list[int]) -> dict[str, object]:
     body = {"model": "windowed", "prompt": prompt, "max_tokens": MAX_TOKENS, "temperature": 0}
-    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=60)
+    reply = httpx.post(f"{stack.http}/v1/completions", json=body, timeout=120)
     assert reply.status_code == 200, reply.text
     told = reply.json()
     cached = told["usage"]["prompt_tokens_details"]["cached_tokens"]
@@ -32,7 +32,7 @@ def _ask_and_kill(stack: Stack, prompt: list[int]) -> str:
     """The text of a long answer during which decode dies by kill -9."""
     body = {"model": "windowed", "prompt": prompt, "max_tokens": LONG, "temperature": 0}
     url, text, lost = f"{stack.http}/v1/completions", "", ""
-    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=60) as reply:
+    with httpx.stream("POST", url, json={**body, "stream": True}, timeout=120) as reply:
         for line in reply.iter_lines():
             if not line.startswith("data: {"):
                 continue

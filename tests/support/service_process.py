@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-_READY_S = 30.0
+_READY_S = 90.0
 
 
 @dataclass(slots=True)
@@ -82,7 +82,7 @@ class ServiceProcess:
             return 0
         process.send_signal(signum)
         try:
-            return process.wait(15)
+            return process.wait(60)
         finally:
             process.kill()
             process.wait()

@@ -18,12 +18,12 @@ import psutil
 COMMAND = [sys.executable, "-m", "finback.services.supervisor"]
 # Room for compiling kernels, should none be kept yet.
 START_TIMEOUT_S = 300
-RESTORE_TIMEOUT_S = 120.0
-TRACE_TIMEOUT_S = 30.0
+RESTORE_TIMEOUT_S = 180.0
+TRACE_TIMEOUT_S = 90.0
 
 
 def finback(
-    *arguments: str, timeout_s: float = 60, cwd: Path | None = None, stdin: str | None = None
+    *arguments: str, timeout_s: float = 120, cwd: Path | None = None, stdin: str | None = None
 ) -> "subprocess.CompletedProcess[str]":
     """One command, with no settings but its own."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith("FINBACK_")}
@@ -56,7 +56,7 @@ class Stack:
         return done
 
     def command(
-        self, name: str, *arguments: str, timeout_s: float = 60, stdin: str | None = None
+        self, name: str, *arguments: str, timeout_s: float = 120, stdin: str | None = None
     ) -> "subprocess.CompletedProcess[str]":
         return finback(
             name, *arguments, "--run-dir", str(self.run_dir), timeout_s=timeout_s, stdin=stdin
@@ -72,7 +72,7 @@ class Stack:
             time.sleep(0.3)
 
     def down(self) -> None:
-        self.command("down", timeout_s=120)
+        self.command("down", timeout_s=240)
 
     def status(self) -> dict[str, Any]:
         told: dict[str, Any] = json.loads(self.command("status", "--json").stdout)
@@ -120,7 +120,7 @@ class Stack:
         body = {"model": "gpt-4o", "messages": [{"role": "user", "content": text}], **options}
         timer = threading.Timer(*meanwhile) if meanwhile else threading.Timer(0, lambda: None)
         timer.start()
-        reply = httpx.post(f"{self.http}/v1/chat/completions", json=body, timeout=60.0)
+        reply = httpx.post(f"{self.http}/v1/chat/completions", json=body, timeout=120.0)
         timer.join()
         if reply.status_code != 200:
             raise StreamFailed(f"{reply.status_code}: {reply.text}")
@@ -148,7 +148,7 @@ class Stack:
             **options,
         }
         url = f"{self.http}/v1/chat/completions"
-        with httpx.stream("POST", url, json=body, timeout=httpx.Timeout(30.0)) as reply:
+        with httpx.stream("POST", url, json=body, timeout=httpx.Timeout(120.0)) as reply:
             if reply.status_code != 200:
                 raise StreamFailed(f"{reply.status_code}: {reply.read().decode()}")
             for line in reply.iter_lines():

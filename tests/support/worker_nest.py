@@ -64,7 +64,7 @@ class Nest:
         self._tasks[instance] = task
         task.add_done_callback(lambda _: ready.cancel())
         service = await ready
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(30):
             while service.state != "serving":
                 await asyncio.sleep(0.005)
                 if task.done():

@@ -38,7 +38,7 @@ async def overheard(stack: GatewayStack, ask: Callable[[], object]) -> Told:
     )
     try:
         await asyncio.to_thread(ask)
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while not (routes and prefills):  # noqa: ASYNC110  # a test listens from outside
                 await asyncio.sleep(0.01)
     finally:

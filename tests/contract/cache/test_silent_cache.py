@@ -26,7 +26,7 @@ from support.nats_server import NatsServer
 from support.role_stack import until
 from support.service_process import ServiceProcess
 
-pytestmark = pytest.mark.nats
+pytestmark = [pytest.mark.nats, pytest.mark.timeout(300)]
 
 LEASE_S = 2.0
 
@@ -82,7 +82,7 @@ async def test_a_silent_cache_is_told_and_the_other_obeys(
         first.start()
         second.start()
         async with open_desk(nats_server, subject_prefix) as desk:
-            await until(lambda: desk.caches() == ["cache-1", "cache-2"])
+            await until(lambda: desk.caches() == ["cache-1", "cache-2"], 60)
             told = Told(as_json=True)
             await cli_cache_show.stats(desk, told, num_prefixes=1, as_json=True)
             code, said, _ = ended(told)
@@ -103,7 +103,7 @@ async def test_a_silent_cache_is_told_and_the_other_obeys(
                 assert list(said["failed"]) == ["cache-2"]
                 assert "cache-2: " in err and "registry" in err
             os.kill(second.pid, signal.SIGCONT)
-            await until(lambda: desk.caches() == ["cache-1", "cache-2"])
+            await until(lambda: desk.caches() == ["cache-1", "cache-2"], 60)
             told = Told(as_json=True)
             await cli_cache.forget(desk, told, ForgetRequest(is_all=True))
             assert ended(told)[0] == 0

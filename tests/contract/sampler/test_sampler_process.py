@@ -104,7 +104,7 @@ class Decode:
         names = () if self._rings is None else self._rings.names
         request = MaskRequest(instance="decode-a", epoch=1, model="m", rows=(row,), rings=names)
         subject = self._client.subjects.service("sampler", "mask")
-        reply = await self._client.call(subject, request, MaskReply, timeout_s=5)
+        reply = await self._client.call(subject, request, MaskReply, timeout_s=30)
         self.num_exchanges += len(reply.masks)
         self.num_in_ring += sum(1 for mask in reply.masks if mask.ring_at)
         if self._rings is None:
@@ -123,7 +123,7 @@ async def open_client(sampler: ServiceProcess) -> tuple[NatsBus, Client]:
 async def compile_grammar(client: Client, grammar: GrammarSpec) -> CompileReply:
     request = CompileRequest(model="m", grammar=grammar)
     subject = client.subjects.service("sampler", "compile")
-    return await client.call(subject, request, CompileReply, timeout_s=10)
+    return await client.call(subject, request, CompileReply, timeout_s=30)
 
 
 def is_allowed(mask: Mask, token_id: int) -> bool:
@@ -186,7 +186,7 @@ async def test_many_sequences_of_several_callers(
             )
             request = MaskRequest(instance=f"decode-{index}", epoch=1, model="m", rows=rows)
             subject = client.subjects.service("sampler", "mask")
-            reply = await client.call(subject, request, MaskReply, timeout_s=10)
+            reply = await client.call(subject, request, MaskReply, timeout_s=30)
             assert len({mask.bitmask for mask in reply.masks}) == 1
             assert all(is_allowed(mask, ids[position]) for mask in reply.masks)
 

@@ -39,13 +39,13 @@ async def cached(made: KeptStack, host: WorkerHost, tenant: str, salt: str = "")
 
 async def forget_pool(made: KeptStack, host: WorkerHost, **what: Any) -> None:
     subject = host.subjects.instance("decode", host.instance, "forget-pool")
-    await made.gateway.client.call(subject, ForgetPoolRequest(**what), Ack, timeout_s=15)
+    await made.gateway.client.call(subject, ForgetPoolRequest(**what), Ack, timeout_s=30)
 
 
 async def forget_cache(made: KeptStack, **what: Any) -> ForgetReply:
     subject = made.cache.subjects.instance("cache", made.cache.instance, "forget")
     request = ForgetRequest(**what)
-    return await made.gateway.client.call(subject, request, ForgetReply, timeout_s=15)
+    return await made.gateway.client.call(subject, request, ForgetReply, timeout_s=30)
 
 
 async def test_a_tenant_is_forgotten_and_no_other(

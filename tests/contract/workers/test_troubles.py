@@ -88,15 +88,14 @@ async def test_a_lost_prefill_frees_its_reservations(
         await made.worker("decode")
         prefill, decode = await pair(gateway)
         generation = await gateway.place(gateway.spec(PROMPT, sampling()), prefill, decode)
-        await asyncio.sleep(0.1)
-        assert made.engines[decode.instance].sequences
+        await until(lambda: bool(made.engines[decode.instance].sequences))
         await made.crash(worker)
         lost = InstanceLost(
             service="prefill", instance=prefill.instance, epoch=prefill.epoch, reason="killed"
         )
         event = gateway.subjects.event("supervisor", "instance-lost")
         await gateway.client.publish(event, lost)
-        await generation.wait(2)
+        await generation.wait(30)
         assert generation.end.error_code == Unavailable.code
         assert made.engines[decode.instance].sequences == {}
 
@@ -113,7 +112,7 @@ async def test_a_silent_prefill_is_pinged_and_given_up(
         await asyncio.sleep(1.0)
         assert not generation.is_over  # it answers pings: only slow
         await made.crash(worker)
-        await generation.wait(2)
+        await generation.wait(30)
         assert generation.end.error_code == Unavailable.code
 
 
@@ -142,7 +141,7 @@ async def test_a_gateway_without_a_lease_is_cancelled(
     nats_server: NatsServer, subject_prefix: str, tmp_path: Path
 ) -> None:
     """No supervisor tells: the registry's lease runs out."""
-    async with stack(nats_server, subject_prefix, tmp_path, lease_ttl_s=1.0) as (made, gateway):
+    async with stack(nats_server, subject_prefix, tmp_path, lease_ttl_s=2.0) as (made, gateway):
         await made.worker("prefill")
         await made.worker("decode", step_s=0.05)
         leased = await made.start(LeasedGateway)
@@ -151,10 +150,10 @@ async def test_a_gateway_without_a_lease_is_cancelled(
         spec = dataclasses.replace(gateway.spec(PROMPT, sampling(900)), gateway=leased.instance)
         await gateway.place(spec, prefill, decode)
         await until(lambda: bool(made.engines[decode.instance].sequences))
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(2.5)  # longer than a lease
         assert made.engines[decode.instance].sequences
         await made.crash(leased)
-        await until(lambda: not made.engines[decode.instance].sequences, 3.5)
+        await until(lambda: not made.engines[decode.instance].sequences, 20)
 
 
 async def test_a_drained_worker_finishes_then_stops(
@@ -174,7 +173,7 @@ async def test_a_drained_worker_finishes_then_stops(
         assert refused.failed.instance == decode.instance
         await generation.wait()
         assert generation.tokens == expected(PROMPT, 1, 100)
-        await asyncio.wait_for(made.task_of(worker), 5)
+        await asyncio.wait_for(made.task_of(worker), 30)
 
 
 async def test_a_failing_engine_takes_the_service_down(
@@ -184,7 +183,7 @@ async def test_a_failing_engine_takes_the_service_down(
         worker = await made.worker("decode")
         made.engines[worker.instance].fail(RuntimeError("device lost"))
         with pytest.raises(BaseExceptionGroup):
-            await asyncio.wait_for(made.task_of(worker), 5)
+            await asyncio.wait_for(made.task_of(worker), 30)
 
 
 async def test_a_deadline_ends_the_request(
@@ -198,4 +197,5 @@ async def test_a_deadline_ends_the_request(
         begun = time.monotonic()
         generation = await (await gateway.place(spec, prefill, decode)).wait()
         assert generation.end.error_code == "deadline_exceeded"
-        assert 0.3 < time.monotonic() - begun < 2
+        assert time.monotonic() - begun > 0.3
+        assert len(generation.tokens) < 900

@@ -110,7 +110,11 @@ def tags(draw: Any) -> dict[str, Any]:
     return {"triggers": triggers, "structures": structures}
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(tags(), st.integers(0, 2**30))
 def test_any_marks(engine: Vocabulary, tag: dict[str, Any], seed: int) -> None:
     try:

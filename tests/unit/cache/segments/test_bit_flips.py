@@ -30,7 +30,10 @@ from support.segments import KEY, Clocks, block, hash_of, open_store, payload_of
 NUM_BLOCKS = 6
 SIZE = 6000
 KEYS = KeyRing(KEY)
-FIXTURE = [HealthCheck.function_scoped_fixture]  # it is copied for each example
+FIXTURE = [
+    HealthCheck.too_slow,
+    HealthCheck.function_scoped_fixture,
+]  # it is copied for each example
 
 
 def flip(path: Path, bit: int) -> None:
