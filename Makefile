@@ -26,7 +26,7 @@ demo: setup
 	@$(BIN)/python -m finback.services.supervisor.demo
 
 test: setup-dev
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2 --dist loadfile
 
 lint: setup-dev
 	$(BIN)/ruff check .
