@@ -3,6 +3,7 @@
 import json
 import re
 import time
+from pathlib import Path
 
 import openai
 import pytest
@@ -98,10 +99,12 @@ def usage_of(stack: Stack, tenant: str) -> dict[str, tuple[int, int]]:
     return used
 
 
-def test_keys_take_effect_without_a_restart(stack: Stack) -> None:
-    options = ("--tenant", "acme", "--rpm", "1", "--tpm", "9999", "--concurrency", "4")
-    made = json.loads(stack.command("keys", "create", "tester", *options, "--json").stdout)
+def test_keys_take_effect_without_a_restart(run_dir: Path) -> None:
+    stack = Stack(run_dir)  # one that once had keys stays closed
+    stack.up("--cohost")
     try:
+        options = ("--tenant", "acme", "--rpm", "1", "--tpm", "9999", "--concurrency", "4")
+        made = json.loads(stack.command("keys", "create", "tester", *options, "--json").stdout)
         assert stack.command("chat", "Hi", "--max-tokens", "2").returncode == 2
         keyed = stack.command("chat", "Hi", "--max-tokens", "2", "--key", made["key"])
         assert keyed.returncode == 0, keyed.stderr
@@ -118,4 +121,4 @@ def test_keys_take_effect_without_a_restart(stack: Stack) -> None:
             time.sleep(0.3)  # the gateway writes every second
         assert used == wanted
     finally:
-        (stack.run_dir / "api_keys.jsonl").unlink()
+        stack.down()

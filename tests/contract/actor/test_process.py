@@ -27,6 +27,15 @@ from support.nats_server import NatsServer
 pytestmark = pytest.mark.nats
 
 
+@pytest.fixture(scope="module")
+def nats_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    """A server without any other service: all that are on one answer to `$SRV`."""
+    server = NatsServer(folder=tmp_path_factory.mktemp("nats"))
+    server.start()
+    yield server
+    server.stop()
+
+
 @contextmanager
 def router(
     url: str, folder: Path, prefix: str, *args: str, **settings: str
