@@ -26,7 +26,8 @@ demo: setup
 	@$(BIN)/python -m finback.services.supervisor.demo
 
 test: setup-dev
-	$(BIN)/pytest -n 2 --dist loadfile
+	$(BIN)/pytest -n 2 --dist loadfile -m 'not stack'
+	$(BIN)/pytest -m stack
 
 lint: setup-dev
 	$(BIN)/ruff check .
