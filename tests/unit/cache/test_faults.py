@@ -13,7 +13,7 @@ import sqlite3
 import stat
 import subprocess
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from finback.shared.lanes.shm import ArenaReader
 from finback.shared.wire.messages.cache_admin import EvictReply, EvictRequest
 from finback.shared.wire.messages.cache_store import LookupReply, LookupRequest
 from support.cache_asker import Asker, open_asker, settings
+from support.cache_files import files, ready, until
 from support.kv_store import SALT, joined, payload
 from support.local_service import serving
 
@@ -46,16 +47,9 @@ def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
 @contextlib.asynccontextmanager
 async def asking(tmp_path: Path, **more: Any) -> AsyncIterator[Asker]:
     """A cache with a file tier that is open."""
-    values = {"cache_dir": str(tmp_path / "files"), "cache_dir_bytes": 2**26, **more}
-    async with open_asker(tmp_path, **values) as asker:
-        await until(lambda: asker.service._tier.health.state == "on")
+    async with open_asker(tmp_path, **files(tmp_path, **more)) as asker:
+        await ready(asker)
         yield asker
-
-
-async def until(found: Callable[[], Any]) -> None:
-    with anyio.fail_after(60):
-        while not found():  # noqa: ASYNC110 -- a thread's work is waited for
-            await anyio.sleep(0.01)
 
 
 def metric(asker: Asker, name: str, **labels: str) -> float:

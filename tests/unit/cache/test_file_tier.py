@@ -2,7 +2,6 @@
 
 import shutil
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,43 +25,14 @@ from finback.shared.wire.messages.cache_admin import (
 )
 from finback.shared.wire.messages.cache_store import LookupReply, PrefetchCommand
 from support.cache_asker import Asker, open_asker
+from support.cache_files import NAMES, files, keep_in_files, num_written, ready, until
 from support.kv_store import SALT, digest, joined, payload
-
-NAMES = [*"abcdefghijkl"]
 
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tier_health, "REST_S", (0.05, 0.1))
     monkeypatch.setattr(file_tier, "_UPKEEP_EVERY_S", 0.05)
-
-
-def files(tmp_path: Path, **more: Any) -> dict[str, Any]:
-    return {"cache_dir": str(tmp_path / "files"), "cache_dir_bytes": 2**26, **more}
-
-
-async def until(found: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    with anyio.fail_after(timeout_s):
-        while not found():  # noqa: ASYNC110 -- a thread's work is waited for
-            await anyio.sleep(0.01)
-
-
-def num_written(asker: Asker) -> float:
-    return asker.service.metrics.value("finback.cache.write_backs", outcome="written")
-
-
-async def ready(asker: Asker) -> None:
-    await until(lambda: asker.service._tier.health.state == "on")
-
-
-async def keep_in_files(asker: Asker, names: Sequence[str] = NAMES, **more: Any) -> None:
-    """Stored, written, and gone from memory."""
-    await ready(asker)
-    before = num_written(asker)
-    await asker.keep(names, **more)
-    await until(lambda: num_written(asker) == before + len(names))
-    await asker.ask("evict", EvictRequest(), EvictReply)
-    assert asker.service.arena.counts().num_kept == 0
 
 
 async def test_blocks_come_back_from_files(tmp_path: Path) -> None:
