@@ -80,6 +80,10 @@ class Driver:
         await self.until(lambda: all(self.got[key].end is not None for key in keys))
         return [self.got[key] for key in keys]
 
+    async def until_free(self) -> None:
+        """Wait until every block is free: a step planned ahead of an end holds blocks until it retires."""
+        await self.until(lambda: self.engine.load().num_free_blocks == self.engine.num_blocks)
+
     def wants_mask(self, key: SequenceKey) -> int | None:
         """The completion index that a mask was last wanted for."""
         return self._masks.get(key)
