@@ -14,6 +14,13 @@ KEEP_ALIVE: Final = b": waiting\n\n"
 DONE: Final = b"data: [DONE]\n\n"
 # A client that has not read for so long is taken for gone; it would hold its request for ever.
 SEND_TIMEOUT_S: Final = 60.0
+# Characters that some clients take for the end of a line (`str.splitlines`), as JSON escapes. In UTF-8
+# they stand only inside strings; control characters are escaped by JSON itself.
+_LINE_ENDS: Final = (
+    (b"\xc2\x85", b"\\u0085"),
+    (b"\xe2\x80\xa8", b"\\u2028"),
+    (b"\xe2\x80\xa9", b"\\u2029"),
+)
 _STREAM_HEADERS: Final = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -66,15 +73,15 @@ class HttpSink:
 
     async def send(self, documents: Sequence[bytes]) -> None:
         if self._names_events:
-            records = [b"event: %b\ndata: %b\n\n" % (_type_of(d), d) for d in documents]
+            records = [b"event: %b\ndata: %b\n\n" % (_type_of(d), _one_line(d)) for d in documents]
         else:
-            records = [b"data: %b\n\n" % document for document in documents]
+            records = [b"data: %b\n\n" % _one_line(document) for document in documents]
         await self._body(b"".join(records))
 
     async def send_error(self, document: bytes) -> None:
         """An error's document, whatever it begins with."""
         event = b"event: error\n" if self._names_events else b""
-        await self._body(event + b"data: %b\n\n" % document)
+        await self._body(event + b"data: %b\n\n" % _one_line(document))
 
     async def keep_alive(self) -> None:
         await self._body(KEEP_ALIVE)
@@ -101,6 +108,14 @@ class HttpSink:
 
 def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
     return [(k.encode("latin-1"), v.encode("latin-1")) for k, v in headers.items()]
+
+
+def _one_line(document: bytes) -> bytes:
+    """A JSON document in which nobody sees the end of a line."""
+    for raw, escaped in _LINE_ENDS:
+        if raw in document:
+            document = document.replace(raw, escaped)
+    return document
 
 
 _TYPE_PREFIX: Final = b'{"type":"'
