@@ -42,7 +42,7 @@ class Store:
             await asyncio.sleep(SWEEP_S)
             try:
                 num_gone = await sweep(self.database)
-                metrics.gauge("finback.gateway.store_bytes", await self.database.run(size_bytes))
+                metrics.gauge("finback.gateway.store_bytes", await self.database.read(size_bytes))
             except ServingError as error:
                 log.warning("cannot sweep the response store", error=error.public_message)
                 continue

@@ -48,7 +48,7 @@ class ConversationStore:
 
     async def get(self, tenant: str, conversation_id: str) -> StoredConversation:
         """One conversation."""
-        return await self._database.run(lambda c: require(c, tenant, conversation_id))
+        return await self._database.read(lambda c: require(c, tenant, conversation_id))
 
     async def update(
         self, tenant: str, conversation_id: str, metadata: dict[str, str]
@@ -90,7 +90,7 @@ class ConversationStore:
             )
             return [unpack(packed) for (packed,) in rows]
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def page(
         self, tenant: str, conversation_id: str, *, after: str | None, limit: int, is_desc: bool
@@ -110,7 +110,7 @@ class ConversationStore:
             )
             return [unpack(packed) for (packed,) in rows]
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def item(self, tenant: str, conversation_id: str, item_id: str) -> Item:
         """One item."""
@@ -126,7 +126,7 @@ class ConversationStore:
             found: Item = unpack(row[0])
             return found
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def delete_item(
         self, tenant: str, conversation_id: str, item_id: str

@@ -50,12 +50,23 @@ class Database:
 
         Raises `Overloaded`, and `Unavailable` if the file cannot be read or written.
         """
+        return await self._queue(self._write, transaction)
+
+    async def read(self, transaction: Transaction[T]) -> T:
+        """`run` for one that only looks: it waits for no writer, even one that was stopped midway."""
+        return await self._queue(self._read, transaction)
+
+    async def _queue(
+        self, how: Callable[[sqlite3.Connection, Transaction[T]], T], transaction: Transaction[T]
+    ) -> T:
         if self._connection is None:
             raise _closed()
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded("the response store is busy", reason="store_busy", retry_after_s=1.0)
         self._num_waiting += 1
-        future = asyncio.get_running_loop().run_in_executor(self._thread, self._run, transaction)
+        future = asyncio.get_running_loop().run_in_executor(
+            self._thread, self._run, how, transaction
+        )
         future.add_done_callback(self._note_done)
         return await future
 
@@ -108,27 +119,41 @@ class Database:
             with contextlib.suppress(sqlite3.Error):  # a reader of another process: next time
                 self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def _run(self, transaction: Transaction[T]) -> T:
+    def _run(
+        self, how: Callable[[sqlite3.Connection, Transaction[T]], T], transaction: Transaction[T]
+    ) -> T:
         connection = self._connection
         if connection is None:
             raise _closed()
         try:
-            connection.execute("BEGIN IMMEDIATE")
-            try:
-                result = transaction(connection)
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-            connection.execute("COMMIT")
+            return how(connection, transaction)
         except sqlite3.Error as error:
-            if connection.in_transaction:
-                connection.execute("ROLLBACK")
             raise Unavailable(
                 f"the response store cannot be used: {error}",
                 reason="store_unavailable",
                 retry_after_s=1.0,
             ) from error
+        finally:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+
+    @staticmethod
+    def _write(connection: sqlite3.Connection, transaction: Transaction[T]) -> T:
+        connection.execute("BEGIN IMMEDIATE")
+        result = transaction(connection)
+        connection.execute("COMMIT")
+        return result
+
+    @staticmethod
+    def _read(connection: sqlite3.Connection, transaction: Transaction[T]) -> T:
+        # One that wrote would find the file changed under it: refused, so that none does.
+        connection.execute("PRAGMA query_only=ON")
+        try:
+            connection.execute("BEGIN")
+            result = transaction(connection)
+            connection.execute("COMMIT")
+        finally:
+            connection.execute("PRAGMA query_only=OFF")
         return result
 
 

@@ -94,7 +94,7 @@ class EventLog:
             has_log = bool(rows) or bool(connection.execute(query, (response_id,)).fetchone()[0])
             return LogPage(documents=documents, status=found[0], epoch=found[1], has_log=has_log)
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
 
 def _forget(connection: sqlite3.Connection, response_id: str, number: int) -> None:

@@ -41,7 +41,7 @@ class LeaseStore:
             query = "SELECT id, owner, epoch FROM responses WHERE status IN (?, ?)"
             return connection.execute(query, UNFINISHED).fetchall()
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def claim(self, response_id: str, epoch: int, owner: str) -> Stored | None:
         """Become the one who makes it, if nobody has since `epoch`; the new epoch is in it."""

@@ -46,7 +46,7 @@ class ResponseStore:
             row = connection.execute(query, (response_id, tenant)).fetchone()
             return None if row is None or _is_expired(connection, response_id) else stored_of(row)
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
     async def delete(self, tenant: str, response_id: str) -> bool:
         """Delete it, its events and its lease; who makes it is fenced off."""
@@ -68,7 +68,7 @@ class ResponseStore:
                     found[item_id] = item
             return found
 
-        return await self._database.run(work)
+        return await self._database.read(work)
 
 
 def _is_expired(connection: sqlite3.Connection, response_id: str) -> bool:

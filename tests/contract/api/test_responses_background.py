@@ -1,5 +1,6 @@
 """Background responses: made beside everything, followed from anywhere, and made again after kills."""
 
+import contextlib
 import signal
 import sqlite3
 import time
@@ -243,12 +244,30 @@ def test_everything_dies_and_is_made_after_the_restart(pair: Pair) -> None:
             assert finished(one, name).output_text == f"{LONG} {at}"
 
 
+def _stop_between_writes(pair: Pair) -> None:
+    """Stop the first gateway where it does not hold the store's lock: nobody could write then."""
+    process, path = pair.stack.processes["gateway"], pair.stack.folder / "responses.sqlite"
+
+    def is_stopped() -> bool:
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(path, timeout=0.5)) as store:
+            try:
+                store.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                return False
+            store.rollback()
+        return True
+
+    until(is_stopped)
+
+
 def test_a_gateway_that_was_only_taken_for_dead_changes_nothing(pair: Pair) -> None:
     """Stopped, adopted, woken: its own attempt is fenced off and the other's stays."""
     with pair.mend().clients() as (one, two):
         with begin(one, LONG * 2, stream=True) as stream:
             name = next(iter(stream)).response.id
-        pair.stack.processes["gateway"].send_signal(signal.SIGSTOP)
+        _stop_between_writes(pair)
         try:
             done = finished(two, name)
         finally:

@@ -1,6 +1,7 @@
 """The store: what is written is read again, by its tenant alone, until it is deleted or expires."""
 
 import asyncio
+import contextlib
 import random
 import sqlite3
 from pathlib import Path
@@ -39,6 +40,33 @@ def _kept(name: str, tenant: str = "a", *, status: str = "completed", **more: An
     body = {"id": name, "status": status, "output": [_item(f"out-{name}", "said")]}
     fields = {"items": [_item(f"in-{name}")], **more}
     return Kept(response_id=name, tenant=tenant, body=body, **fields)
+
+
+async def test_a_writer_that_stands_still_keeps_nobody_from_reading(tmp_path: Path) -> None:
+    store = await _open(tmp_path)
+    await store.responses.keep(_kept("r1"))
+    made = await store.conversations.create("a", "c1", {}, [_item("i1")])
+    with contextlib.closing(sqlite3.connect(store.database.path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        writer.execute("UPDATE responses SET status = 'lost'")
+        found = await store.responses.get("a", "r1", with_items=True)
+        assert found is not None and found.body["status"] == "completed"
+        assert await store.conversations.items("a", made.conversation_id) == [_item("i1")]
+        assert [*await store.responses.find_items("a", ["i1", "no"])] == ["i1"]
+        assert await store.leases.unfinished() == []
+        assert await store.events.page("a", "r1", -1) is not None
+        writer.execute("ROLLBACK")
+    await store.close()
+
+
+async def test_a_read_cannot_write(tmp_path: Path) -> None:
+    store = await _open(tmp_path)
+    await store.responses.keep(_kept("r1"))
+    with pytest.raises(Unavailable, match="readonly"):
+        await store.database.read(lambda c: c.execute("DELETE FROM responses"))
+    assert await store.responses.get("a", "r1") is not None
+    assert await store.responses.delete("a", "r1")
+    await store.close()
 
 
 async def test_a_response_survives_a_restart(tmp_path: Path) -> None:
